@@ -1,0 +1,297 @@
+//! A stretch of memory that lives as long as anyone holds it.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::copy;
+
+/// Why memory could not be had or reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemError {
+    /// The system gave no memory.
+    #[error("no memory for {len} bytes (errno {errno})")]
+    NoMemory {
+        /// Bytes asked for.
+        len: usize,
+        /// What mmap said.
+        errno: i32,
+    },
+    /// An access outside the region.
+    #[error("{len} bytes at offset {offset} leave a region of {size} bytes")]
+    OutOfBounds {
+        /// Start of the access.
+        offset: u64,
+        /// Its length.
+        len: u64,
+        /// The region's size.
+        size: u64,
+    },
+    /// An atomic on an address that is not a multiple of 8.
+    #[error("atomic at offset {offset}, which is not 8-byte aligned")]
+    Misaligned {
+        /// Start of the access.
+        offset: u64,
+    },
+    /// All keys of the registry are in use.
+    #[error("all {limit} keys are in use")]
+    NoKeys {
+        /// The registry's capacity.
+        limit: usize,
+    },
+}
+
+/// Shared, reference-counted memory. A clone is another handle to the same bytes.
+#[derive(Clone)]
+pub struct Region(Arc<Inner>);
+
+struct Inner {
+    ptr: NonNull<u8>,
+    len: usize,
+    backing: Backing,
+}
+
+enum Backing {
+    /// From mmap: page-aligned, zeroed.
+    Mapped,
+    /// The user's vector: its capacity, to give it back.
+    Vector { capacity: usize },
+    /// Somebody else's, who keeps it alive.
+    Borrowed,
+}
+
+// SAFETY: the bytes are reached only through copies and atomics on raw pointers, which are fine from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Region {
+    /// `len` zeroed bytes, page-aligned, on huge pages where the system has them to spare and `len` is at least 2 MiB.
+    ///
+    /// # Errors
+    /// [`MemError::NoMemory`].
+    pub fn alloc(len: usize) -> Result<Region, MemError> {
+        const HUGE: usize = 2 << 20;
+        if len == 0 {
+            return Ok(Region::from_vec(Vec::new()));
+        }
+        let map = |flags: i32| {
+            // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+            let p = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    len,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
+                    -1,
+                    0,
+                )
+            };
+            if p == libc::MAP_FAILED { None } else { NonNull::new(p.cast::<u8>()) }
+        };
+        let huge = if len.is_multiple_of(HUGE) { map(libc::MAP_HUGETLB) } else { None };
+        let ptr = match huge.or_else(|| map(0)) {
+            Some(p) => p,
+            None => {
+                let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+                return Err(MemError::NoMemory { len, errno });
+            }
+        };
+        if huge.is_none() && len >= HUGE {
+            // SAFETY: advice on our own fresh mapping; refusal does no harm.
+            unsafe { libc::madvise(ptr.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+        }
+        Ok(Region(Arc::new(Inner { ptr, len, backing: Backing::Mapped })))
+    }
+
+    /// The bytes of `v`, without a copy. [`Region::into_vec`] gives them back.
+    pub fn from_vec(v: Vec<u8>) -> Region {
+        let mut v = std::mem::ManuallyDrop::new(v);
+        let ptr = NonNull::new(v.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        Region(Arc::new(Inner { ptr, len: v.len(), backing: Backing::Vector { capacity: v.capacity() } }))
+    }
+
+    /// Memory that somebody else owns.
+    ///
+    /// # Safety
+    /// `ptr..ptr + len` stays valid until every clone of the region is dropped, and no reference to it
+    /// is used while a key of it is live.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize) -> Region {
+        Region(Arc::new(Inner { ptr, len, backing: Backing::Borrowed }))
+    }
+
+    /// The vector that [`Region::from_vec`] took, or a copy where the memory is of another kind.
+    ///
+    /// # Errors
+    /// The region itself, if another handle to it is still alive.
+    pub fn into_vec(self) -> Result<Vec<u8>, Region> {
+        let inner = Arc::try_unwrap(self.0).map_err(Region)?;
+        if let Backing::Vector { capacity } = inner.backing {
+            let inner = std::mem::ManuallyDrop::new(inner);
+            // SAFETY: pointer, length and capacity came from a vector, and this was the last handle.
+            return Ok(unsafe { Vec::from_raw_parts(inner.ptr.as_ptr(), inner.len, capacity) });
+        }
+        let mut v = vec![0; inner.len];
+        // SAFETY: the memory is valid for its length while `inner` lives.
+        unsafe { copy::copy_out(inner.ptr.as_ptr(), &mut v) };
+        Ok(v)
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// True for a region of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// Where the region starts. Reading through it is the caller's responsibility.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.ptr.as_ptr()
+    }
+
+    /// True if this is the only handle: nothing else can name these bytes any more.
+    pub fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
+    }
+
+    /// Copies `src` to `offset`, ascending.
+    ///
+    /// # Errors
+    /// [`MemError::OutOfBounds`]; nothing is written then.
+    pub fn write_at(&self, offset: u64, src: &[u8]) -> Result<(), MemError> {
+        let at = self.check(offset, src.len() as u64)?;
+        // SAFETY: the range was checked, and the memory is valid while self lives.
+        unsafe { copy::copy_in(self.0.ptr.as_ptr().add(at), src) };
+        Ok(())
+    }
+
+    /// Copies from `offset` into `dst`.
+    ///
+    /// # Errors
+    /// [`MemError::OutOfBounds`]; nothing is read then.
+    pub fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<(), MemError> {
+        let at = self.check(offset, dst.len() as u64)?;
+        // SAFETY: the range was checked, and the memory is valid while self lives.
+        unsafe { copy::copy_out(self.0.ptr.as_ptr().add(at), dst) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes at `offset` of `self` to `to_offset` of `to`, through a small buffer.
+    ///
+    /// # Errors
+    /// [`MemError::OutOfBounds`]; nothing is written then.
+    pub fn copy_to(&self, offset: u64, to: &Region, to_offset: u64, len: u64) -> Result<(), MemError> {
+        self.check(offset, len)?;
+        to.check(to_offset, len)?;
+        let mut buf = [0; 1024];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(buf.len() as u64) as usize;
+            self.read_at(offset + done, &mut buf[..n])?;
+            to.write_at(to_offset + done, &buf[..n])?;
+            done += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Adds to the 8 bytes at `offset` (native byte order), and returns what they were.
+    ///
+    /// # Errors
+    /// Out of bounds or misaligned.
+    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, MemError> {
+        Ok(self.atomic(offset)?.fetch_add(add, Ordering::SeqCst))
+    }
+
+    /// Stores `swap` in the 8 bytes at `offset` if they equal `compare`, and returns what they were.
+    ///
+    /// # Errors
+    /// Out of bounds or misaligned.
+    pub fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64, MemError> {
+        let cell = self.atomic(offset)?;
+        Ok(cell.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst).unwrap_or_else(|was| was))
+    }
+
+    fn atomic(&self, offset: u64) -> Result<&AtomicU64, MemError> {
+        let at = self.check(offset, 8)?;
+        let ptr = self.0.ptr.as_ptr().wrapping_add(at);
+        if !(ptr as usize).is_multiple_of(8) {
+            return Err(MemError::Misaligned { offset });
+        }
+        // SAFETY: in bounds, aligned, and alive as long as the borrow of self.
+        Ok(unsafe { AtomicU64::from_ptr(ptr.cast()) })
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<usize, MemError> {
+        let size = self.0.len as u64;
+        match offset.checked_add(len) {
+            Some(end) if end <= size => Ok(offset as usize),
+            _ => Err(MemError::OutOfBounds { offset, len, size }),
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} bytes)", self.0.len)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        match self.backing {
+            // SAFETY: this mapping is ours and nobody can name it any more.
+            Backing::Mapped => unsafe {
+                libc::munmap(self.ptr.as_ptr().cast(), self.len);
+            },
+            // SAFETY: pointer, length and capacity came from a vector.
+            Backing::Vector { capacity } => drop(unsafe { Vec::from_raw_parts(self.ptr.as_ptr(), self.len, capacity) }),
+            Backing::Borrowed => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn vector_comes_back_whole() {
+        let r = Region::from_vec(vec![1, 2, 3]);
+        let other = r.clone();
+        let r = r.into_vec().expect_err("another handle lives");
+        drop(other);
+        assert_eq!(r.into_vec().expect("last handle"), vec![1, 2, 3]);
+    }
+
+    #[test]
+    fn bounds_hold_at_the_edges() {
+        let r = Region::alloc(64).expect("64 bytes");
+        assert!(r.write_at(60, &[1; 4]).is_ok());
+        assert!(r.write_at(61, &[1; 4]).is_err());
+        assert!(r.write_at(u64::MAX, &[1; 4]).is_err());
+        assert!(r.fetch_add(56, 1).is_ok());
+        assert!(r.fetch_add(57, 1).is_err());
+        assert!(r.fetch_add(4, 1).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_come_back_at_any_alignment(at in 0u64..64, data in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let r = Region::alloc(1024).expect("1 KiB");
+            r.write_at(at, &data).expect("fits");
+            let mut back = vec![0; data.len()];
+            r.read_at(at, &mut back).expect("fits");
+            prop_assert_eq!(&back, &data);
+            let mut around = vec![0; 1024];
+            r.read_at(0, &mut around).expect("fits");
+            prop_assert!(around[..at as usize].iter().all(|&b| b == 0));
+            prop_assert!(around[at as usize + data.len()..].iter().all(|&b| b == 0));
+        }
+    }
+}

@@ -47,6 +47,10 @@ pub const fn charge(len: u64, mtu: u32) -> u64 {
     len + packets * 768
 }
 
+/// A trust domain: windows opened for one peer are closed to lanes of another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Domain(pub u32);
+
 /// A lane of this backend: an index with a generation, so that a number is not mistaken for its successor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneId(pub u32);
@@ -63,6 +67,8 @@ impl LaneId {
 pub struct LaneSpec {
     /// On which local port.
     pub port: PortId,
+    /// Whose windows the lane's peer may use.
+    pub domain: Domain,
     /// For which class of messages.
     pub class: Class,
     /// What its packets carry.
@@ -334,11 +340,18 @@ pub trait Control {
     fn register(&mut self, region: &Region) -> Result<MrId, LaneError>;
     /// Ends a registration; every window of it must be revoked first. Returns false if it was not live.
     fn deregister(&mut self, mr: MrId) -> bool;
-    /// Lets the peer at part of a registration. Hot path on backends with `shared_keys`: no allocation in steady state.
+    /// Lets the peers of `domain` at part of a registration. Hot path on backends with `shared_keys`: no allocation in steady state.
     ///
     /// # Errors
     /// Out of bounds, or no keys left.
-    fn open_window(&mut self, mr: MrId, offset: u64, len: u64, access: WindowAccess) -> Result<Window, LaneError>;
+    fn open_window(
+        &mut self,
+        domain: Domain,
+        mr: MrId,
+        offset: u64,
+        len: u64,
+        access: WindowAccess,
+    ) -> Result<Window, LaneError>;
     /// Closes a window: whatever arrives for it from now on is refused.
     fn close_window(&mut self, window: &Window) -> bool;
     /// Makes a lane in INIT.

@@ -6,6 +6,11 @@ use super::{MemError, Region};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Pd(pub u32);
 
+impl Pd {
+    /// The domain of memory that any queue pair of the device may use locally, and none remotely.
+    pub const LOCAL: Pd = Pd(u32::MAX);
+}
+
 /// A local or remote key: the slot in the low 16 bits, a tag that changes with each use of the slot above.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key(pub u32);
@@ -30,6 +35,11 @@ impl Access {
     #[must_use]
     pub const fn and(self, other: Access) -> Access {
         Access(self.0 | other.0)
+    }
+
+    /// True if a peer could do something with it.
+    pub const fn is_remote(self) -> bool {
+        self.0 & !Access::LOCAL_WRITE.0 != 0
     }
 
     /// True if everything in `other` is allowed.
@@ -184,7 +194,7 @@ impl Registry {
             Some(e) if u32::from(slot.tag) == key.0 >> 16 => e,
             _ => return Err(AccessError::NoKey),
         };
-        if entry.pd != pd {
+        if entry.pd != pd && (entry.pd != Pd::LOCAL || need.is_remote()) {
             return Err(AccessError::WrongPd);
         }
         if !entry.access.allows(need) {
@@ -238,6 +248,9 @@ mod tests {
         assert_eq!(reg.open(Pd(7), key, 0xfff, 1, RW).err(), Some(AccessError::Bounds));
         assert_eq!(reg.open(Pd(7), key, 0x1000, 513, RW).err(), Some(AccessError::Bounds));
         assert_eq!(reg.open(Pd(7), key, u64::MAX, 2, RW).err(), Some(AccessError::Bounds));
+        let shared = reg.register(Pd::LOCAL, &region, 0, 64, 0, RW).expect("a key");
+        assert!(reg.open(Pd(9), shared, 0, 64, Access::LOCAL_WRITE).is_ok());
+        assert_eq!(reg.open(Pd(9), shared, 0, 64, Access::REMOTE_WRITE).err(), Some(AccessError::WrongPd));
         let slice = reg.open(Pd(7), key, 0x1010, 4, RW).expect("open");
         slice.copy_in(&[9; 4]).expect("fits");
         let mut back = [0; 4];

@@ -5,7 +5,7 @@
 //! Nothing here reads a clock.
 
 use std::net::IpAddr;
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 
 use crate::class::{Class, Dscp};
 use crate::mem::{MemError, Region};
@@ -403,6 +403,7 @@ pub trait Lanes: Control {
     fn poll(&mut self, now: Time, out: &mut [Completion]) -> usize;
     /// When [`Lanes::poll`] must be called again even if nothing arrives.
     fn next_timeout(&self) -> Option<Time>;
-    /// File descriptors that become readable when something arrives, for sleeping on.
-    fn wait_fds(&self) -> &[RawFd];
+    /// File descriptors that become readable when something arrives, for sleeping on. The same ones for the
+    /// backend's whole life.
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 }

@@ -48,9 +48,7 @@ const ROOMS: &[Room] = &[
     ),
     room(
         "api",
-        &[
-            "bootstrap", "class", "embedded", "engine", "hist", "lanes", "mem", "ring", "root", "soft", "spray", "time",
-        ],
+        &["bootstrap", "class", "embedded", "engine", "hist", "lanes", "mem", "ring", "root", "soft", "spray", "time"],
         &[],
     ),
 ];
@@ -419,7 +417,10 @@ fn what_is_allowed_passes() {
     let rooms = rooms();
     for (file, text) in [
         ("roce/requester.rs", "use crate::time::Time; use crate::roce::Device; use super::responder::X;"),
-        ("roce/requester.rs", "// use crate::spray::X;\n/* crate::spray /* nested */ */ const S: &str = \"crate::spray\";"),
+        (
+            "roce/requester.rs",
+            "// use crate::spray::X;\n/* crate::spray /* nested */ */ const S: &str = \"crate::spray\";",
+        ),
         ("roce/requester.rs", "const R: &str = r#\"crate::spray \" unsafe\"#; const C: char = '\"'; fn f<'a>() {}"),
         ("roce/mod.rs", "mod tests { use super::*; use super::super::time::Time; }"),
         ("mem/copy.rs", "unsafe fn f() {}"),

@@ -1,0 +1,70 @@
+//! How a fabric is opened.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::bootstrap::JobKey;
+use crate::class::Dscp;
+pub use crate::soft::{Fault, UdpPort};
+
+/// Everything that [`Fabric::open`](super::Fabric::open) needs. `Default` is one plane on 127.0.0.1 without a key.
+#[derive(Clone, Debug)]
+pub struct FabricConfig {
+    /// One local address per plane, in plane order; 1..=8 of them.
+    pub planes: Vec<IpAddr>,
+    /// UDP port at which packets arrive: 4791 if it is free, or exactly this one.
+    pub udp_port: UdpPort,
+    /// Largest RoCE MTU: 256, 512, 1024, 2048 or 4096. A plane whose interface is smaller uses less.
+    pub mtu: u32,
+    /// Data lanes per plane and class, 1..=64.
+    pub lanes_per_plane: u16,
+    /// The job's key: both ends need the same one.
+    pub key: Option<JobKey>,
+    /// Without a key: go on without authentication.
+    pub insecure: bool,
+    /// What the packets of each class carry, by [`Class::index`](crate::class::Class::index).
+    pub dscp: [Dscp; 3],
+    /// Socket receive buffer to ask for, in bytes; `None` asks for 4 MiB.
+    pub receive_buffer: Option<usize>,
+    /// Where to write a capture of all packets.
+    pub pcap: Option<PathBuf>,
+    /// Faults to inject into received packets.
+    pub fault: Option<Fault>,
+    /// How [`Pending::wait`](super::Pending::wait) waits.
+    pub wait: Wait,
+    /// Receives of any size are granted at once, so that small messages can go by RDMA WRITE without asking.
+    pub grant_always: bool,
+    /// How long a peer may be silent before its messages fail.
+    pub peer_timeout: Duration,
+}
+
+/// How to wait for something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Wait {
+    /// Spin: lowest latency, one core at 100 %.
+    Busy,
+    /// Spin for 50 us, then sleep until something arrives.
+    #[default]
+    Adaptive,
+}
+
+impl Default for FabricConfig {
+    fn default() -> Self {
+        FabricConfig {
+            planes: vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+            udp_port: UdpPort::Auto,
+            mtu: 4096,
+            lanes_per_plane: 4,
+            key: None,
+            insecure: false,
+            dscp: [Dscp::default(); 3],
+            receive_buffer: None,
+            pcap: None,
+            fault: None,
+            wait: Wait::default(),
+            grant_always: false,
+            peer_timeout: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The one error that users see.
+
+use std::time::Duration;
+
+use crate::bootstrap::{BootstrapError, KeyError};
+use crate::lanes::LaneError;
+use crate::mem::MemError;
+use crate::soft::SoftError;
+use crate::spray::Failure;
+
+/// What went wrong. The text says what was seen, the likely cause and the next step.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration is out of range or contradicts itself.
+    #[error("configuration: {what}")]
+    Config {
+        /// What, and what would be right.
+        what: String,
+    },
+    /// The UDP sockets could not be set up.
+    #[error(transparent)]
+    Socket(#[from] SoftError),
+    /// The peers could not agree on a session.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The job key is unusable.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// Memory could not be had or registered.
+    #[error("memory: {0}")]
+    Memory(#[from] MemError),
+    /// The engine refused a control call.
+    #[error("engine: {0}")]
+    Engine(#[from] LaneError),
+    /// A system call failed.
+    #[error("{call} failed on {subject}: {source}; {hint}")]
+    System {
+        /// Which call.
+        call: &'static str,
+        /// On what.
+        subject: String,
+        /// Its error.
+        source: std::io::Error,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// Too much is outstanding: wait for a [`Pending`](super::Pending), then try again. Not a failure.
+    #[error("too many operations are outstanding; wait for one of them, then try again")]
+    Full,
+    /// It took longer than allowed. The operation goes on.
+    #[error("not done within {after:?}; the operation goes on, and its buffer stays lent to it")]
+    TimedOut {
+        /// The time allowed.
+        after: Duration,
+    },
+    /// A range leaves its buffer or window.
+    #[error("{len} bytes at offset {offset} leave {size} bytes of {what}")]
+    Range {
+        /// Of what.
+        what: &'static str,
+        /// Start.
+        offset: u64,
+        /// Length.
+        len: u64,
+        /// What there is.
+        size: u64,
+    },
+    /// The operation failed.
+    #[error("{peer}: {failure}")]
+    Failed {
+        /// The peer.
+        peer: String,
+        /// Why.
+        failure: Failure,
+    },
+    /// The peer's process ended or closed the session.
+    #[error("peer {peer} is gone: {seen}; messages under way were not delivered, or it is not known")]
+    PeerGone {
+        /// The peer.
+        peer: String,
+        /// What told so.
+        seen: &'static str,
+    },
+}
+
+impl Error {
+    /// True if the same call may succeed later without any change.
+    pub fn is_back_pressure(&self) -> bool {
+        matches!(self, Error::Full)
+    }
+}

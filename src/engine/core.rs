@@ -1,0 +1,548 @@
+//! What whoever drives owns: the lanes, the sessions over them, and the order of work in one round.
+
+use std::sync::Arc;
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+
+use super::ops::{OpId, Ops};
+use crate::lanes::{
+    Completed, Completion, Domain, LaneError, LaneEvent, LaneId, Lanes, MrId, Status, Window, WindowAccess,
+};
+use crate::mem::Region;
+use crate::spray::{DoneKind, Failure, LaneRole, OneSided, Post, Recv, Refused, Send, Session, SessionConfig, Source};
+use crate::time::Time;
+
+/// Most completions handled in one round.
+const BATCH: usize = 256;
+/// Most commands executed in one round.
+const COMMANDS: usize = 64;
+const NOBODY: u16 = u16::MAX;
+
+/// A session of this engine: its slot and the slot's generation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SessionId {
+    index: u16,
+    generation: u16,
+}
+
+/// Something a caller asks of the engine. It names memory by handle; the handle keeps the memory alive.
+#[derive(Debug)]
+pub enum Command {
+    /// Send a message; `token` is the operation's.
+    Send(SessionId, Send),
+    /// Receive a message.
+    Receive {
+        /// From whom.
+        session: SessionId,
+        /// Which channel.
+        channel: u32,
+        /// The memory and its registration; all of it.
+        into: Source,
+        /// Completes in posting order.
+        ordered: bool,
+        /// The caller's operation.
+        op: OpId,
+    },
+    /// One-sided WRITE.
+    Write(SessionId, OneSided),
+    /// One-sided READ.
+    Read(SessionId, OneSided),
+}
+
+/// A session's state as its owner sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SessionState {
+    /// Messages flow.
+    Open,
+    /// The peer said goodbye: what it sent has arrived, nothing more will come.
+    PeerClosed,
+    /// Nothing more will happen; why.
+    Ended(Failure),
+}
+
+/// A session that is about to begin: its lanes are connected.
+#[derive(Debug)]
+pub struct NewSession {
+    /// Sizes, agreed with the peer.
+    pub config: SessionConfig,
+    /// The windows of this peer.
+    pub domain: Domain,
+    /// Its lanes.
+    pub lanes: Vec<(LaneId, LaneRole)>,
+    /// Bytes that each of the peer's ports takes.
+    pub budgets: Vec<(u8, Option<u64>)>,
+}
+
+/// The engine's state over one backend.
+pub struct Core<L> {
+    lanes: L,
+    ops: Arc<Ops>,
+    slots: Vec<Slot>,
+    /// Session of each lane slot.
+    owner: Vec<u16>,
+    completions: Box<[Completion]>,
+    /// A command that its session could not take yet.
+    waiting: Option<Command>,
+    /// Registration that each operation uses.
+    registrations: Box<[MrId]>,
+    /// Outstanding uses of each registration, and whether its buffer is gone.
+    uses: Vec<Uses>,
+    next_domain: u32,
+    receive_drops: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Uses {
+    count: u32,
+    orphan: bool,
+}
+
+struct Slot {
+    generation: u16,
+    entry: Option<Box<Entry>>,
+}
+
+struct Entry {
+    session: Session,
+    domain: Domain,
+    lanes: Vec<LaneId>,
+    control: MrId,
+    state: SessionState,
+    due: Option<Time>,
+    dirty: bool,
+}
+
+impl<L: Lanes> Core<L> {
+    /// An engine without sessions.
+    pub fn new(lanes: L, ops: Arc<Ops>) -> Self {
+        let idle = Completion {
+            lane: LaneId(0),
+            id: 0,
+            what: Completed::Request,
+            status: Status::Success,
+            rtt: None,
+            marks: None,
+            retransmits: 0,
+        };
+        Core {
+            lanes,
+            registrations: vec![MrId(0); ops.capacity()].into_boxed_slice(),
+            ops,
+            slots: Vec::new(),
+            owner: Vec::new(),
+            completions: vec![idle; BATCH].into_boxed_slice(),
+            waiting: None,
+            uses: Vec::new(),
+            next_domain: 1,
+            receive_drops: 0,
+        }
+    }
+
+    /// The backend.
+    pub fn lanes(&self) -> &L {
+        &self.lanes
+    }
+
+    /// The backend, for its control half.
+    pub fn lanes_mut(&mut self) -> &mut L {
+        &mut self.lanes
+    }
+
+    /// Packets that our own full receive buffers dropped.
+    pub fn receive_drops(&self) -> u64 {
+        self.receive_drops
+    }
+
+    /// A trust domain that no session has had before.
+    pub fn new_domain(&mut self) -> Domain {
+        let domain = Domain(self.next_domain);
+        // The highest number is the registry's mark for local memory.
+        self.next_domain = if self.next_domain >= u32::MAX - 1 { 1 } else { self.next_domain + 1 };
+        domain
+    }
+
+    /// Takes up a session whose lanes are connected, and posts their receives. Only then may the peer be told
+    /// that we are ready.
+    ///
+    /// # Errors
+    /// No memory, no keys, or roles that contradict each other; the lanes are left to the caller then.
+    pub fn add_session(&mut self, now: Time, new: NewSession) -> Result<SessionId, LaneError> {
+        let index = match self.slots.iter().position(|s| s.entry.is_none()) {
+            Some(i) => i,
+            None if self.slots.len() < usize::from(NOBODY) => {
+                self.slots.push(Slot { generation: 0, entry: None });
+                self.slots.len() - 1
+            }
+            None => return Err(LaneError::Invalid { what: "number of sessions" }),
+        };
+        let control_lanes = new.lanes.iter().filter(|(_, r)| r.kind == crate::spray::LaneKind::Control).count();
+        let region = Region::alloc(Session::control_bytes(&new.config, control_lanes))?;
+        let control = self.lanes.register(&region)?;
+        let ports = self.lanes.ports().len();
+        let mut session = Session::new(new.config, region, control, ports);
+        for &(lane, role) in &new.lanes {
+            if session.add_lane(lane, role).is_err() {
+                self.lanes.deregister(control);
+                return Err(LaneError::Invalid { what: "lane plan" });
+            }
+        }
+        for (port, bytes) in new.budgets {
+            session.set_peer_budget(port, bytes);
+        }
+        session.start(now);
+        let lanes: Vec<LaneId> = new.lanes.iter().map(|l| l.0).collect();
+        for lane in &lanes {
+            if self.owner.len() <= lane.index() {
+                self.owner.resize(lane.index() + 1, NOBODY);
+            }
+            self.owner[lane.index()] = index as u16;
+        }
+        let slot = &mut self.slots[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        let id = SessionId { index: index as u16, generation: slot.generation };
+        slot.entry = Some(Box::new(Entry {
+            session,
+            domain: new.domain,
+            lanes,
+            control,
+            state: SessionState::Open,
+            due: None,
+            dirty: true,
+        }));
+        self.pump(now, index);
+        self.lanes.doorbell(now);
+        Ok(id)
+    }
+
+    /// What has become of a session; `None` once it is removed.
+    pub fn state(&self, id: SessionId) -> Option<SessionState> {
+        self.entry(id).map(|e| e.state)
+    }
+
+    /// The session's own view of itself.
+    pub fn session(&self, id: SessionId) -> Option<&Session> {
+        self.entry(id).map(|e| &e.session)
+    }
+
+    /// The sessions there are.
+    pub fn sessions(&self) -> impl Iterator<Item = (SessionId, &Session)> {
+        self.slots.iter().enumerate().filter_map(|(i, s)| {
+            let e = s.entry.as_ref()?;
+            Some((SessionId { index: i as u16, generation: s.generation }, &e.session))
+        })
+    }
+
+    /// Lets the peer of `session` at part of a registration.
+    ///
+    /// # Errors
+    /// No such session, out of bounds, or no keys left.
+    pub fn open_window(
+        &mut self,
+        session: SessionId,
+        mr: MrId,
+        len: u64,
+        access: WindowAccess,
+    ) -> Result<Window, LaneError> {
+        let domain = self.entry(session).ok_or(LaneError::Invalid { what: "session" })?.domain;
+        self.lanes.open_window(domain, mr, 0, len, access)
+    }
+
+    /// Takes no more sends on the session; the goodbye follows the last of them.
+    pub fn close(&mut self, now: Time, id: SessionId) {
+        if let Some(entry) = self.entry_mut(id) {
+            entry.session.close(now);
+            self.pump(now, usize::from(id.index));
+            self.lanes.doorbell(now);
+        }
+    }
+
+    /// True when everything sent is acknowledged and the goodbye too, or the session is over.
+    pub fn is_drained(&self, id: SessionId) -> bool {
+        self.entry(id).is_none_or(|e| e.session.is_drained())
+    }
+
+    /// Ends a session at once: its lanes go first, so that nothing can still touch memory, then every operation
+    /// ends with `why`.
+    pub fn end(&mut self, now: Time, id: SessionId, why: Failure) {
+        if self.entry(id).is_some() {
+            self.end_slot(now, usize::from(id.index), why);
+        }
+    }
+
+    /// Ends a session and forgets it.
+    pub fn remove(&mut self, now: Time, id: SessionId) {
+        if self.entry(id).is_none() {
+            return;
+        }
+        self.end_slot(now, usize::from(id.index), Failure::Cancelled);
+        if let Some(entry) = self.slots[usize::from(id.index)].entry.take() {
+            self.lanes.deregister(entry.control);
+        }
+    }
+
+    /// Executes what callers queued and sends it off, without looking for arrivals.
+    pub fn kick(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) {
+        self.execute(now, commands, garbage);
+        self.pump_all(now);
+        self.lanes.doorbell(now);
+    }
+
+    /// One round: commands, arrivals, timers, and everything that follows. Returns true if an operation was
+    /// finished.
+    pub fn drive(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) -> bool {
+        self.execute(now, commands, garbage);
+        let n = self.lanes.poll(now, &mut self.completions);
+        for i in 0..n {
+            let completion = self.completions[i];
+            if let Some(entry) = self.owner_of(completion.lane) {
+                entry.session.handle(now, &completion);
+                entry.dirty = true;
+            }
+        }
+        while let Some(event) = self.lanes.poll_event() {
+            self.lane_event(now, &event);
+        }
+        self.timers(now);
+        let finished = self.pump_all(now);
+        self.lanes.doorbell(now);
+        finished
+    }
+
+    /// When [`Core::drive`] must be called at the latest.
+    pub fn next_timeout(&self) -> Option<Time> {
+        let sessions = self.slots.iter().filter_map(|s| s.entry.as_ref()?.due).min();
+        match (sessions, self.lanes.next_timeout()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn entry(&self, id: SessionId) -> Option<&Entry> {
+        let slot = self.slots.get(usize::from(id.index))?;
+        if slot.generation == id.generation { slot.entry.as_deref() } else { None }
+    }
+
+    fn entry_mut(&mut self, id: SessionId) -> Option<&mut Entry> {
+        let slot = self.slots.get_mut(usize::from(id.index))?;
+        if slot.generation == id.generation { slot.entry.as_deref_mut() } else { None }
+    }
+
+    fn owner_of(&mut self, lane: LaneId) -> Option<&mut Entry> {
+        let owner = *self.owner.get(lane.index())?;
+        self.slots.get_mut(usize::from(owner))?.entry.as_deref_mut()
+    }
+
+    fn lane_event(&mut self, now: Time, event: &LaneEvent) {
+        match event {
+            LaneEvent::LaneError { lane, .. } => {
+                if let Some(entry) = self.owner_of(*lane) {
+                    entry.session.lane_event(now, event);
+                    entry.dirty = true;
+                }
+            }
+            LaneEvent::ReceiveDrops { packets, .. } => self.receive_drops += u64::from(*packets),
+            _ => {
+                for entry in self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()) {
+                    entry.session.lane_event(now, event);
+                    entry.dirty = true;
+                }
+            }
+        }
+    }
+
+    fn timers(&mut self, now: Time) {
+        for entry in self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()) {
+            if entry.due.is_some_and(|t| t <= now) {
+                entry.session.handle_timeout(now);
+                entry.dirty = true;
+            }
+        }
+    }
+
+    fn execute(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) {
+        // A buffer is dropped after its last command was queued: its turn comes when those are through.
+        let dropped = garbage.len();
+        for _ in 0..COMMANDS {
+            let Some(command) = self.waiting.take().or_else(|| commands.pop()) else {
+                for _ in 0..dropped {
+                    let Some(mr) = garbage.pop() else { break };
+                    self.orphan(mr);
+                }
+                break;
+            };
+            if let Err(back) = self.start(now, command) {
+                self.waiting = Some(back);
+                break;
+            }
+        }
+    }
+
+    /// Hands a command to its session. An error is the command itself: the session is full for now.
+    fn start(&mut self, now: Time, command: Command) -> Result<(), Command> {
+        let (id, op, mr) = match &command {
+            Command::Send(id, m) => (*id, OpId::from_token(m.token), m.local.mr),
+            Command::Receive { session, op, into, .. } => (*session, *op, into.mr),
+            Command::Write(id, o) | Command::Read(id, o) => (*id, OpId::from_token(o.token), o.mr),
+        };
+        let slot = self.slots.get_mut(usize::from(id.index));
+        let Some(entry) = slot.filter(|s| s.generation == id.generation).and_then(|s| s.entry.as_deref_mut()) else {
+            self.ops.finish(op, Err(Failure::Cancelled));
+            return Ok(());
+        };
+        if let SessionState::Ended(why) = entry.state {
+            self.ops.finish(op, Err(why));
+            return Ok(());
+        }
+        let taken = match &command {
+            Command::Send(_, message) => entry.session.send(now, message).map(drop),
+            Command::Write(_, write) => entry.session.write(now, write).map(drop),
+            Command::Read(_, read) => entry.session.read(now, read).map(drop),
+            Command::Receive { channel, into, ordered, op, .. } => {
+                let access = WindowAccess { write: true, read: false, atomic: false };
+                match self.lanes.open_window(entry.domain, into.mr, into.offset, into.len, access) {
+                    Ok(window) => {
+                        let receive = Recv {
+                            channel: *channel,
+                            mr: into.mr,
+                            region: into.region.clone(),
+                            offset: into.offset,
+                            capacity: into.len,
+                            window,
+                            token: op.token(),
+                            ordered: *ordered,
+                        };
+                        let taken = entry.session.receive(now, &receive).map(drop);
+                        if taken.is_err() {
+                            self.lanes.close_window(&window);
+                        }
+                        taken
+                    }
+                    Err(_) => Err(Refused::Full),
+                }
+            }
+        };
+        entry.dirty = true;
+        match taken {
+            Ok(()) => {
+                let slot = mr.0 as usize;
+                if self.uses.len() <= slot {
+                    self.uses.resize(slot + 1, Uses::default());
+                }
+                self.uses[slot].count += 1;
+                self.registrations[op.index()] = mr;
+                Ok(())
+            }
+            Err(Refused::Full) => Err(command),
+            Err(refused) => {
+                self.ops.finish(op, Err(refusal(refused)));
+                Ok(())
+            }
+        }
+    }
+
+    fn pump_all(&mut self, now: Time) -> bool {
+        let mut finished = false;
+        for index in 0..self.slots.len() {
+            if self.slots[index].entry.as_ref().is_some_and(|e| e.dirty) {
+                finished |= self.pump(now, index);
+            }
+        }
+        finished
+    }
+
+    /// Moves what one session wants to the lanes, and its results to the callers.
+    fn pump(&mut self, now: Time, index: usize) -> bool {
+        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return false };
+        entry.dirty = false;
+        while let Some(post) = entry.session.poll_post(now) {
+            let posted = match &post {
+                Post::Work(lane, wr) => self.lanes.post(*lane, wr),
+                Post::Receive(lane, receive) => self.lanes.post_receive(*lane, receive),
+            };
+            if posted.is_err() {
+                entry.session.posted_full(now, post);
+                entry.dirty = true;
+                break;
+            }
+        }
+        let mut failed = None;
+        while let Some(event) = entry.session.poll_event() {
+            match event {
+                crate::spray::Event::Failed(why) => failed = Some(why),
+                crate::spray::Event::PeerClosed => entry.state = SessionState::PeerClosed,
+                _ => {}
+            }
+        }
+        let finished = self.deliver(index);
+        if let Some(why) = failed {
+            self.end_slot(now, index, why);
+            return true;
+        }
+        if let Some(entry) = self.slots[index].entry.as_deref_mut() {
+            entry.due = entry.session.poll_timeout();
+        }
+        finished
+    }
+
+    /// Hands finished operations to their callers. A receive's window is closed first.
+    fn deliver(&mut self, index: usize) -> bool {
+        let mut finished = false;
+        loop {
+            let Some(entry) = self.slots[index].entry.as_deref_mut() else { break };
+            let Some(done) = entry.session.poll_done() else { break };
+            if let Some(window) = &done.window {
+                self.lanes.close_window(window);
+            }
+            debug_assert!(done.kind != DoneKind::Receive || done.window.is_some(), "a receive brings its window back");
+            let op = OpId::from_token(done.token);
+            let mr = self.registrations[op.index()];
+            self.release(mr);
+            finished |= self.ops.finish(op, done.result);
+        }
+        finished
+    }
+
+    fn end_slot(&mut self, now: Time, index: usize, why: Failure) {
+        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
+        if matches!(entry.state, SessionState::Ended(_)) {
+            return;
+        }
+        entry.state = SessionState::Ended(why);
+        for lane in std::mem::take(&mut entry.lanes) {
+            // A destroyed queue pair sends and places nothing more: from here on the memory is ours alone.
+            let _ = self.lanes.destroy(lane);
+            if let Some(owner) = self.owner.get_mut(lane.index()) {
+                *owner = NOBODY;
+            }
+        }
+        entry.session.cancel_all(why);
+        entry.due = None;
+        let _ = now;
+        self.deliver(index);
+    }
+
+    fn release(&mut self, mr: MrId) {
+        if let Some(uses) = self.uses.get_mut(mr.0 as usize) {
+            uses.count = uses.count.saturating_sub(1);
+            if uses.count == 0 && std::mem::take(&mut uses.orphan) {
+                self.lanes.deregister(mr);
+            }
+        }
+    }
+
+    fn orphan(&mut self, mr: MrId) {
+        match self.uses.get_mut(mr.0 as usize) {
+            Some(uses) if uses.count > 0 => uses.orphan = true,
+            _ => {
+                self.lanes.deregister(mr);
+            }
+        }
+    }
+}
+
+fn refusal(refused: Refused) -> Failure {
+    match refused {
+        Refused::TooLong => Failure::TooLong { len: 0, capacity: crate::spray::MAX_MESSAGE },
+        _ => Failure::Cancelled,
+    }
+}

@@ -1,0 +1,260 @@
+//! Driving: callers do it when they call, a sleeping helper thread when nobody does.
+//!
+//! A caller queues its command and, if nobody else is driving, drives for everyone (one try-lock per
+//! batch). Waiters that found the engine taken spin or sleep until their operation is done.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_queue::{ArrayQueue, SegQueue};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::core::{Command, Core};
+use super::ops::{OpId, Ops};
+use crate::lanes::{Lanes, MrId};
+use crate::time::Time;
+
+/// Commands that may wait to be taken up.
+const COMMANDS: usize = 4096;
+/// Operations that may be outstanding over all sessions.
+const OPERATIONS: usize = 65_536;
+/// Nobody drove for this long: the helper does.
+const HELPER_AFTER: Duration = Duration::from_millis(1);
+/// Marks the wake-up descriptor among what epoll reports.
+const WAKE: u64 = 1;
+/// How long a waiter spins before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// An engine that any thread may drive.
+pub struct Shared<L> {
+    core: Mutex<Core<L>>,
+    commands: ArrayQueue<Command>,
+    ops: Arc<Ops>,
+    garbage: Arc<Garbage>,
+    clock: Clock,
+    /// When somebody last drove, in ns of our clock.
+    driven: AtomicU64,
+    /// When somebody must drive next at the latest; `u64::MAX` if only an arrival can matter.
+    due: AtomicU64,
+    sleepers: AtomicU32,
+    wake: EventFd,
+    /// Readable when a packet is there or `wake` was written; sleeping on it needs no lock.
+    epoll: Epoll,
+    stop: AtomicBool,
+}
+
+/// Registrations whose buffers are gone, to be ended by whoever drives next.
+#[derive(Debug, Default)]
+pub struct Garbage(SegQueue<MrId>);
+
+impl Garbage {
+    /// The buffer of `mr` is gone.
+    pub fn deregister(&self, mr: MrId) {
+        self.0.push(mr);
+    }
+}
+
+/// The only clock: monotonic, counted from the engine's start.
+#[derive(Clone, Copy, Debug)]
+struct Clock(Instant);
+
+impl Clock {
+    fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// The helper thread; joined when dropped.
+pub struct Helper {
+    stop: Box<dyn Fn() + Send + Sync>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        (self.stop)();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<L: Lanes + Send + 'static> Shared<L> {
+    /// An engine over `lanes`.
+    ///
+    /// # Errors
+    /// The system has no file descriptors left.
+    pub fn new(lanes: L) -> std::io::Result<Arc<Shared<L>>> {
+        let ops = Arc::new(Ops::new(OPERATIONS));
+        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_SEMAPHORE)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(wake.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
+        for fd in lanes.wait_fds() {
+            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        }
+        Ok(Arc::new(Shared {
+            core: Mutex::new(Core::new(lanes, ops.clone())),
+            commands: ArrayQueue::new(COMMANDS),
+            ops,
+            garbage: Arc::default(),
+            clock: Clock(Instant::now()),
+            driven: AtomicU64::new(0),
+            due: AtomicU64::new(u64::MAX),
+            sleepers: AtomicU32::new(0),
+            wake,
+            epoll,
+            stop: AtomicBool::new(false),
+        }))
+    }
+
+    /// Starts the thread that drives when nobody else does.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn helper(self: &Arc<Self>) -> std::io::Result<Helper> {
+        let shared = self.clone();
+        let thread = std::thread::Builder::new().name("planespray".into()).spawn(move || shared.help())?;
+        let shared = self.clone();
+        let thread_handle = thread.thread().clone();
+        let stop = Box::new(move || {
+            shared.stop.store(true, Ordering::Release);
+            let _ = shared.wake.write(1);
+            thread_handle.unpark();
+        });
+        Ok(Helper { stop, thread: Some(thread) })
+    }
+
+    /// The operations' table.
+    pub fn ops(&self) -> &Ops {
+        &self.ops
+    }
+
+    /// Where dropped buffers report to.
+    pub fn garbage(&self) -> &Arc<Garbage> {
+        &self.garbage
+    }
+
+    /// The time by this engine's clock.
+    pub fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Queues a command and lets it start at once if nobody else is driving.
+    ///
+    /// # Errors
+    /// The command itself, if too many wait already: drive, then try again.
+    pub fn submit(&self, command: Command) -> Result<(), Command> {
+        self.commands.push(command)?;
+        if let Some(mut core) = self.core.try_lock() {
+            let now = self.clock.now();
+            core.kick(now, &self.commands, &self.garbage.0);
+            self.after(&core, now);
+        }
+        Ok(())
+    }
+
+    /// Drives once if nobody else is. Returns false if somebody was.
+    pub fn drive(&self) -> bool {
+        let Some(mut core) = self.core.try_lock() else { return false };
+        let now = self.clock.now();
+        let finished = core.drive(now, &self.commands, &self.garbage.0);
+        self.after(&core, now);
+        drop(core);
+        if finished {
+            self.rouse();
+        }
+        true
+    }
+
+    /// The engine's state, for control calls. Waits for whoever drives.
+    pub fn lock(&self) -> MutexGuard<'_, Core<L>> {
+        self.core.lock()
+    }
+
+    /// Waits until `done` says so or `timeout` has passed; drives meanwhile. Returns the last answer of `done`.
+    pub fn wait_until(&self, busy: bool, timeout: Duration, mut done: impl FnMut() -> bool) -> bool {
+        let start = Instant::now();
+        let mut rounds = 0u32;
+        loop {
+            if done() {
+                return true;
+            }
+            if !self.drive() {
+                std::hint::spin_loop();
+            }
+            if done() {
+                return true;
+            }
+            rounds = rounds.wrapping_add(1);
+            // The clock is read every few rounds only.
+            if rounds.is_multiple_of(16) {
+                let waited = start.elapsed();
+                if waited >= timeout {
+                    return done();
+                }
+                if !busy && waited >= SPIN {
+                    self.sleep(timeout - waited, &mut done);
+                }
+            }
+        }
+    }
+
+    /// Sleeps until something arrives, is due, or an operation of ours was finished by another thread.
+    fn sleep(&self, at_most: Duration, done: &mut impl FnMut() -> bool) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        if !done() && self.commands.is_empty() {
+            self.block(at_most);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn block(&self, at_most: Duration) {
+        let now = self.clock.now().as_nanos();
+        let due = Duration::from_nanos(self.due.load(Ordering::Acquire).saturating_sub(now));
+        // A wake-up that another sleeper took instead of us costs at most this.
+        let wait = at_most.min(due).min(Duration::from_millis(10));
+        if wait < Duration::from_micros(100) {
+            return;
+        }
+        let mut events = [EpollEvent::empty(); 4];
+        let timeout = EpollTimeout::from(wait.as_millis().clamp(1, 10) as u16);
+        let ready = self.epoll.wait(&mut events, timeout).unwrap_or(0);
+        if events[..ready].iter().any(|e| e.data() == WAKE) {
+            let _ = self.wake.read();
+        }
+    }
+
+    fn rouse(&self) {
+        let n = self.sleepers.load(Ordering::SeqCst);
+        if n > 0 {
+            let _ = self.wake.write(u64::from(n));
+        }
+    }
+
+    fn after(&self, core: &Core<L>, now: Time) {
+        self.driven.store(now.as_nanos(), Ordering::Release);
+        self.due.store(core.next_timeout().map_or(u64::MAX, Time::as_nanos), Ordering::Release);
+    }
+
+    fn help(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            let idle = self.clock.now().as_nanos().saturating_sub(self.driven.load(Ordering::Acquire));
+            if idle < HELPER_AFTER.as_nanos() as u64 {
+                // Somebody drives; look again when a millisecond may have passed without them.
+                std::thread::park_timeout(HELPER_AFTER);
+                continue;
+            }
+            self.drive();
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            if self.commands.is_empty() && !self.stop.load(Ordering::Acquire) {
+                self.block(Duration::from_secs(1));
+            }
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! A simulated fabric in virtual time: the same lanes as on sockets, with faults that a seed repeats.
+//!
+//! So far it joins hosts by one link per plane; switches and queues come with the simulator proper.
+#![forbid(unsafe_code)]
+
+mod net;
+
+pub use net::{Faults, Net, NetStats, SimIo, SimPort};

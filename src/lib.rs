@@ -3,9 +3,11 @@
 #![warn(missing_docs)]
 
 pub mod class;
+pub mod embedded;
 pub mod lanes;
 pub mod mem;
 pub mod roce;
 pub mod seq;
+pub mod soft;
 pub mod time;
 pub mod wire;

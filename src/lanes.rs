@@ -96,6 +96,8 @@ pub struct LaneAddress {
     pub mtu: u32,
     /// Queue pair that takes this end's feedback datagrams; 0 if the end is not planespray.
     pub feedback_qpn: u32,
+    /// This end's half of the secret that feedback datagrams carry.
+    pub feedback_secret: u32,
 }
 
 /// Memory registered with a backend.

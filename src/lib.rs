@@ -4,9 +4,11 @@
 
 pub mod bootstrap;
 pub mod class;
+pub mod embedded;
 pub mod lanes;
 pub mod mem;
 pub mod roce;
 pub mod seq;
+pub mod soft;
 pub mod time;
 pub mod wire;

@@ -17,7 +17,9 @@ use crate::lanes::{
     Local, MAX_PORTS, Marks, MrId, Op, PortInfo, Receive, Status, Window, WindowAccess, WorkRequest,
 };
 use crate::mem::{Access, Key, Pd, Region};
-use crate::roce::{self, Cqe, CqeKind, Device, DeviceConfig, PathId, QpConfig, QpKind, SendOp, SendWr, Sge, Transition};
+use crate::roce::{
+    self, Cqe, CqeKind, Device, DeviceConfig, PathId, QpConfig, QpKind, ReceiveWr, SendOp, SendWr, Sge, Transition,
+};
 use crate::seq::{Psn, Qpn};
 use crate::time::{Span, Time};
 
@@ -29,6 +31,18 @@ const BURSTS_PER_DOORBELL: usize = 16;
 const TIMEOUT: Span = Span::from_millis(4);
 const RETRIES: u8 = 12;
 const CQ_BATCH: usize = 64;
+const EMPTY_CQE: Cqe = Cqe {
+    qpn: Qpn::new(0),
+    id: 0,
+    what: CqeKind::Send,
+    status: roce::Status::Success,
+    len: 0,
+    imm: None,
+    src_qpn: None,
+    rtt: None,
+    marks: None,
+    retransmits: 0,
+};
 
 /// How an embedded engine is sized.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +83,7 @@ struct Slot {
 struct Lane {
     qpn: Qpn,
     psn: Psn,
+    secret: u32,
     spec: LaneSpec,
     path: Option<PathId>,
     mtu: Option<u32>,
@@ -99,7 +114,7 @@ impl<P: PacketIo> Embedded<P> {
             staging: vec![0; STAGING].into_boxed_slice(),
             blocked: None,
             events: VecDeque::with_capacity(256),
-            cqes: vec![Cqe::default(); CQ_BATCH],
+            cqes: vec![EMPTY_CQE; CQ_BATCH],
             rng: fastrand::Rng::with_seed(config.seed ^ 0x9e37_79b9_7f4a_7c15),
             config: EmbeddedConfig { max_lanes, ..config },
         }
@@ -154,13 +169,12 @@ impl<P: PacketIo> Embedded<P> {
             return None;
         }
         let status = status(cqe.status);
-        if !matches!(status, Status::Success | Status::Flushed) {
-            self.fail(lane, status);
-        }
         let what = match cqe.what {
-            CqeKind::Send | CqeKind::Write | CqeKind::Read | CqeKind::Atomic => Completed::Request,
+            CqeKind::Send | CqeKind::Write | CqeKind::Read | CqeKind::FetchAdd | CqeKind::CompareSwap => {
+                Completed::Request
+            }
             CqeKind::Receive => Completed::Receive { len: cqe.len },
-            CqeKind::ReceiveImm => Completed::Immediate { imm: cqe.imm.unwrap_or(0) },
+            CqeKind::ReceiveWriteImm => Completed::Immediate { imm: cqe.imm.unwrap_or(0) },
         };
         Some(Completion {
             lane,
@@ -221,7 +235,9 @@ impl<P: PacketIo> Control for Embedded<P> {
         len: u64,
         access: WindowAccess,
     ) -> Result<Window, LaneError> {
-        let Some(Some(mr)) = self.mrs.get(mr.0 as usize) else { return Err(LaneError::Invalid { what: "registration" }) };
+        let Some(Some(mr)) = self.mrs.get(mr.0 as usize) else {
+            return Err(LaneError::Invalid { what: "registration" });
+        };
         let mut rights = Access::LOCAL_WRITE;
         for (asked, right) in [
             (access.write, Access::REMOTE_WRITE),
@@ -269,8 +285,15 @@ impl<P: PacketIo> Control for Embedded<P> {
         let slot = &mut self.lanes[index];
         slot.generation = slot.generation.wrapping_add(1);
         let id = LaneId(u32::from(slot.generation) << 16 | index as u32);
-        slot.lane =
-            Some(Lane { qpn, psn: Psn::new(self.rng.u32(..)), spec: *spec, path: None, mtu: None, failed: false });
+        slot.lane = Some(Lane {
+            qpn,
+            psn: Psn::new(self.rng.u32(..)),
+            secret: self.rng.u32(..),
+            spec: *spec,
+            path: None,
+            mtu: None,
+            failed: false,
+        });
         self.by_qp[(qpn.get() & 0xfff) as usize] = Some(id);
         Ok(id)
     }
@@ -285,13 +308,14 @@ impl<P: PacketIo> Control for Embedded<P> {
             udp_port: port.udp_port,
             mtu: port.mtu,
             feedback_qpn: self.device.feedback_qpn().get(),
+            feedback_secret: lane.secret,
         })
     }
 
     fn connect(&mut self, id: LaneId, peer: &LaneAddress) -> Result<(), LaneError> {
-        let (qpn, psn, spec) = {
+        let (qpn, psn, secret, spec) = {
             let lane = self.lane(id)?;
-            (lane.qpn, lane.psn, lane.spec)
+            (lane.qpn, lane.psn, lane.secret, lane.spec)
         };
         let port = self.io.ports().get(usize::from(spec.port.0)).ok_or(LaneError::Invalid { what: "port" })?;
         let mtu = port.mtu.min(peer.mtu);
@@ -299,8 +323,10 @@ impl<P: PacketIo> Control for Embedded<P> {
             return Err(LaneError::Invalid { what: "peer's MTU" });
         }
         let path = self.io.open_path(spec.port, spec.entropy, SocketAddr::new(peer.addr, peer.udp_port))?;
-        let extension = (peer.feedback_qpn != 0)
-            .then(|| roce::Extension { feedback_qpn: Qpn::new(peer.feedback_qpn), ..roce::Extension::default() });
+        let extension = (peer.feedback_qpn != 0).then(|| roce::Extension {
+            feedback_qpn: Qpn::new(peer.feedback_qpn),
+            qkey: secret ^ peer.feedback_secret,
+        });
         let rtr = Transition::Rtr(roce::Rtr {
             dest_qpn: Qpn::new(peer.qpn),
             rq_psn: Psn::new(peer.psn),
@@ -308,18 +334,11 @@ impl<P: PacketIo> Control for Embedded<P> {
             path,
             peer: peer.addr,
             tos: spec.dscp.with(crate::class::Ecn::Ect0),
-            min_rnr_timer: 12,
-            max_dest_rd_atomic: 16,
-            access: Access::REMOTE_WRITE.and(Access::REMOTE_READ).and(Access::REMOTE_ATOMIC),
             extension,
+            ..roce::Rtr::default()
         });
-        let rts = Transition::Rts(roce::Rts {
-            sq_psn: psn,
-            timeout: TIMEOUT,
-            retry_count: RETRIES,
-            rnr_retry: 7,
-            max_rd_atomic: 16,
-        });
+        let rts =
+            Transition::Rts(roce::Rts { sq_psn: psn, timeout: TIMEOUT, retry_count: RETRIES, ..roce::Rts::default() });
         let moved = self.device.modify_qp(qpn, rtr).and_then(|()| self.device.modify_qp(qpn, rts));
         if moved.is_err() {
             self.io.close_path(path);
@@ -371,19 +390,25 @@ impl<P: PacketIo> Lanes for Embedded<P> {
             Op::FetchAdd(add) => SendOp::FetchAdd(add),
             Op::CompareSwap(compare, swap) => SendOp::CompareSwap { compare, swap },
         };
-        let mut request = SendWr::new(wr.id, op);
+        let mut request = SendWr {
+            id: wr.id,
+            op,
+            remote: roce::Remote { addr: wr.remote.addr, rkey: wr.remote.rkey },
+            ..SendWr::default()
+        };
         if wr.local.len > 0 {
-            request = request.with_sge(self.sge(&wr.local).ok_or(Full)?);
+            request.sges[0] = self.sge(&wr.local).ok_or(Full)?;
+            request.sge_count = 1;
         }
-        request.remote = roce::RemoteAddr { addr: wr.remote.addr, rkey: Key(wr.remote.rkey) };
         self.device.post_send(qpn, &request).map_err(|_| Full)
     }
 
     fn post_receive(&mut self, lane: LaneId, receive: &Receive) -> Result<(), Full> {
         let qpn = self.lane(lane).map_err(|_| Full)?.qpn;
-        let mut request = roce::ReceiveWr::new(receive.id);
+        let mut request = ReceiveWr { id: receive.id, ..ReceiveWr::default() };
         if let Some(local) = &receive.local {
-            request = request.with_sge(self.sge(local).ok_or(Full)?);
+            request.sges[0] = self.sge(local).ok_or(Full)?;
+            request.sge_count = 1;
         }
         self.device.post_receive(qpn, &request).map_err(|_| Full)
     }
@@ -411,7 +436,12 @@ impl<P: PacketIo> Lanes for Embedded<P> {
         if self.device.next_timeout().is_some_and(|t| t <= now) {
             self.device.handle_timeout(now);
         }
-        if let Some((port, packets)) = self.io.drops() {
+        while let Some(event) = self.device.poll_event() {
+            if let Some(lane) = self.by_qp[(event.qpn.get() & 0xfff) as usize] {
+                self.fail(lane, status(event.status));
+            }
+        }
+        while let Some((port, packets)) = self.io.drops() {
             self.events.push_back(LaneEvent::ReceiveDrops { port, packets });
         }
         let mut filled = 0;
@@ -444,17 +474,17 @@ impl<P: PacketIo> Lanes for Embedded<P> {
     }
 }
 
-fn status(s: roce::CqeStatus) -> Status {
+fn status(s: roce::Status) -> Status {
     match s {
-        roce::CqeStatus::Success => Status::Success,
-        roce::CqeStatus::Flushed => Status::Flushed,
-        roce::CqeStatus::RetryExceeded => Status::RetryExceeded,
-        roce::CqeStatus::RnrRetryExceeded => Status::RnrRetryExceeded,
-        roce::CqeStatus::RemoteAccess => Status::RemoteAccess,
-        roce::CqeStatus::RemoteInvalidRequest => Status::RemoteInvalidRequest,
-        roce::CqeStatus::RemoteOperation => Status::RemoteOperation,
-        roce::CqeStatus::LocalProtection => Status::LocalProtection,
-        roce::CqeStatus::LocalLength => Status::LocalLength,
+        roce::Status::Success => Status::Success,
+        roce::Status::Flushed => Status::Flushed,
+        roce::Status::RetryExceeded => Status::RetryExceeded,
+        roce::Status::RnrRetryExceeded => Status::RnrRetryExceeded,
+        roce::Status::RemoteAccess => Status::RemoteAccess,
+        roce::Status::RemoteInvalidRequest => Status::RemoteInvalidRequest,
+        roce::Status::RemoteOperation => Status::RemoteOperation,
+        roce::Status::LocalProtection => Status::LocalProtection,
+        roce::Status::LocalLength => Status::LocalLength,
         _ => Status::Other,
     }
 }

@@ -322,7 +322,11 @@ impl PacketIo for SimIo {
             let flight = self.net.0.borrow_mut().take(self.host);
             let Some(f) = flight else { break };
             let flow = Flow::new(f.src, f.dst);
-            let good = if f.src.is_ipv4() { flow.verify_blind(&f.bytes).is_some_and(|id| id < 128) } else { flow.verify(0, &f.bytes) };
+            let good = if f.src.is_ipv4() {
+                flow.verify_blind(&f.bytes).is_some_and(|id| id < 128)
+            } else {
+                flow.verify(0, &f.bytes)
+            };
             match Packet::parse(&f.bytes) {
                 Ok(packet) if good => {
                     let meta = RxMeta { src: f.src.ip(), dst: f.dst.ip(), tos: f.tos, ttl: 64 };

@@ -7,5 +7,6 @@ pub mod lanes;
 pub mod mem;
 pub mod roce;
 pub mod seq;
+pub mod spray;
 pub mod time;
 pub mod wire;

@@ -10,5 +10,6 @@ pub mod mem;
 pub mod roce;
 pub mod seq;
 pub mod soft;
+pub mod spray;
 pub mod time;
 pub mod wire;

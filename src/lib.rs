@@ -5,6 +5,7 @@
 pub mod bootstrap;
 pub mod class;
 pub mod embedded;
+pub mod engine;
 pub mod lanes;
 pub mod mem;
 pub mod roce;

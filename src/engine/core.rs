@@ -4,18 +4,20 @@ use std::sync::Arc;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
-use super::ops::{OpId, Ops};
+use super::ops::{Ended, OpId, Ops};
 use crate::lanes::{
     Completed, Completion, Domain, LaneError, LaneEvent, LaneId, Lanes, MrId, Status, Window, WindowAccess,
 };
 use crate::mem::Region;
 use crate::spray::{DoneKind, Failure, LaneRole, OneSided, Post, Recv, Refused, Send, Session, SessionConfig, Source};
-use crate::time::Time;
+use crate::time::{Span, Time};
 
 /// Most completions handled in one round.
 const BATCH: usize = 256;
 /// Most commands executed in one round.
 const COMMANDS: usize = 64;
+/// How often the bootstrap connections are looked at.
+const WATCH_EVERY: Span = Span::from_millis(2);
 const NOBODY: u16 = u16::MAX;
 
 /// A session of this engine: its slot and the slot's generation.
@@ -57,7 +59,19 @@ pub enum SessionState {
     /// The peer said goodbye: what it sent has arrived, nothing more will come.
     PeerClosed,
     /// Nothing more will happen; why.
-    Ended(Failure),
+    Ended(Ended),
+}
+
+/// Looks at a session's bootstrap connection, which carries no data but ends when the peer's process does.
+pub type Witness = Box<dyn FnMut() -> Seen + std::marker::Send>;
+
+/// What a [`Witness`] saw.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// The connection stands, or it is silent: nothing follows from that.
+    Nothing,
+    /// The peer's end closed or reset it.
+    Gone,
 }
 
 /// A session that is about to begin: its lanes are connected.
@@ -88,6 +102,7 @@ pub struct Core<L> {
     /// Outstanding uses of each registration, and whether its buffer is gone.
     uses: Vec<Uses>,
     next_domain: u32,
+    next_watch: Time,
     receive_drops: u64,
 }
 
@@ -110,6 +125,8 @@ struct Entry {
     state: SessionState,
     due: Option<Time>,
     dirty: bool,
+    under_way: usize,
+    witness: Option<Witness>,
 }
 
 impl<L: Lanes> Core<L> {
@@ -134,6 +151,7 @@ impl<L: Lanes> Core<L> {
             waiting: None,
             uses: Vec::new(),
             next_domain: 1,
+            next_watch: Time::ZERO,
             receive_drops: 0,
         }
     }
@@ -208,10 +226,19 @@ impl<L: Lanes> Core<L> {
             state: SessionState::Open,
             due: None,
             dirty: true,
+            under_way: 0,
+            witness: None,
         }));
         self.pump(now, index);
         self.lanes.doorbell(now);
         Ok(id)
+    }
+
+    /// The bootstrap connection of a session, watched from now on.
+    pub fn watch(&mut self, id: SessionId, witness: Witness) {
+        if let Some(entry) = self.entry_mut(id) {
+            entry.witness = Some(witness);
+        }
     }
 
     /// What has become of a session; `None` once it is removed.
@@ -261,20 +288,25 @@ impl<L: Lanes> Core<L> {
         self.entry(id).is_none_or(|e| e.session.is_drained())
     }
 
+    /// Operations of the session that are not over.
+    pub fn under_way(&self, id: SessionId) -> usize {
+        self.entry(id).map_or(0, |e| e.under_way)
+    }
+
     /// Ends a session at once: its lanes go first, so that nothing can still touch memory, then every operation
     /// ends with `why`.
-    pub fn end(&mut self, now: Time, id: SessionId, why: Failure) {
+    pub fn end(&mut self, id: SessionId, why: Ended) {
         if self.entry(id).is_some() {
-            self.end_slot(now, usize::from(id.index), why);
+            self.end_slot(usize::from(id.index), why);
         }
     }
 
     /// Ends a session and forgets it.
-    pub fn remove(&mut self, now: Time, id: SessionId) {
+    pub fn remove(&mut self, id: SessionId) {
         if self.entry(id).is_none() {
             return;
         }
-        self.end_slot(now, usize::from(id.index), Failure::Cancelled);
+        self.end_slot(usize::from(id.index), Ended::Cancelled);
         if let Some(entry) = self.slots[usize::from(id.index)].entry.take() {
             self.lanes.deregister(entry.control);
         }
@@ -351,6 +383,18 @@ impl<L: Lanes> Core<L> {
     }
 
     fn timers(&mut self, now: Time) {
+        if now >= self.next_watch {
+            self.next_watch = now + WATCH_EVERY;
+            for index in 0..self.slots.len() {
+                let Some(entry) = self.slots[index].entry.as_deref_mut() else { continue };
+                if entry.witness.as_mut().is_some_and(|w| w() == Seen::Gone) {
+                    entry.witness = None;
+                    if entry.state == SessionState::Open {
+                        self.end_slot(index, Ended::PeerGone);
+                    }
+                }
+            }
+        }
         for entry in self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()) {
             if entry.due.is_some_and(|t| t <= now) {
                 entry.session.handle_timeout(now);
@@ -386,7 +430,7 @@ impl<L: Lanes> Core<L> {
         };
         let slot = self.slots.get_mut(usize::from(id.index));
         let Some(entry) = slot.filter(|s| s.generation == id.generation).and_then(|s| s.entry.as_deref_mut()) else {
-            self.ops.finish(op, Err(Failure::Cancelled));
+            self.ops.finish(op, Err(Ended::Cancelled));
             return Ok(());
         };
         if let SessionState::Ended(why) = entry.state {
@@ -429,12 +473,13 @@ impl<L: Lanes> Core<L> {
                     self.uses.resize(slot + 1, Uses::default());
                 }
                 self.uses[slot].count += 1;
+                entry.under_way += 1;
                 self.registrations[op.index()] = mr;
                 Ok(())
             }
             Err(Refused::Full) => Err(command),
             Err(refused) => {
-                self.ops.finish(op, Err(refusal(refused)));
+                self.ops.finish(op, Err(Ended::Refused(refused)));
                 Ok(())
             }
         }
@@ -468,14 +513,14 @@ impl<L: Lanes> Core<L> {
         let mut failed = None;
         while let Some(event) = entry.session.poll_event() {
             match event {
-                crate::spray::Event::Failed(why) => failed = Some(why),
+                crate::spray::Event::Failed(why) => failed = Some(Ended::Failed(why)),
                 crate::spray::Event::PeerClosed => entry.state = SessionState::PeerClosed,
                 _ => {}
             }
         }
-        let finished = self.deliver(index);
+        let finished = self.deliver(index, None);
         if let Some(why) = failed {
-            self.end_slot(now, index, why);
+            self.end_slot(index, why);
             return true;
         }
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
@@ -485,7 +530,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Hands finished operations to their callers. A receive's window is closed first.
-    fn deliver(&mut self, index: usize) -> bool {
+    fn deliver(&mut self, index: usize, why: Option<Ended>) -> bool {
         let mut finished = false;
         loop {
             let Some(entry) = self.slots[index].entry.as_deref_mut() else { break };
@@ -494,15 +539,16 @@ impl<L: Lanes> Core<L> {
                 self.lanes.close_window(window);
             }
             debug_assert!(done.kind != DoneKind::Receive || done.window.is_some(), "a receive brings its window back");
+            entry.under_way = entry.under_way.saturating_sub(1);
             let op = OpId::from_token(done.token);
             let mr = self.registrations[op.index()];
             self.release(mr);
-            finished |= self.ops.finish(op, done.result);
+            finished |= self.ops.finish(op, done.result.map_err(|failure| why.unwrap_or(Ended::Failed(failure))));
         }
         finished
     }
 
-    fn end_slot(&mut self, now: Time, index: usize, why: Failure) {
+    fn end_slot(&mut self, index: usize, why: Ended) {
         let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
         if matches!(entry.state, SessionState::Ended(_)) {
             return;
@@ -515,10 +561,10 @@ impl<L: Lanes> Core<L> {
                 *owner = NOBODY;
             }
         }
-        entry.session.cancel_all(why);
+        entry.session.cancel_all(Failure::Cancelled);
         entry.due = None;
-        let _ = now;
-        self.deliver(index);
+        entry.witness = None;
+        self.deliver(index, Some(why));
     }
 
     fn release(&mut self, mr: MrId) {
@@ -537,12 +583,5 @@ impl<L: Lanes> Core<L> {
                 self.lanes.deregister(mr);
             }
         }
-    }
-}
-
-fn refusal(refused: Refused) -> Failure {
-    match refused {
-        Refused::TooLong => Failure::TooLong { len: 0, capacity: crate::spray::MAX_MESSAGE },
-        _ => Failure::Cancelled,
     }
 }

@@ -7,6 +7,6 @@ mod core;
 mod ops;
 mod shared;
 
-pub use self::core::{Command, Core, NewSession, SessionId, SessionState};
-pub use ops::{OpId, Ops};
+pub use self::core::{Command, Core, NewSession, Seen, SessionId, SessionState, Witness};
+pub use ops::{Ended, OpId, Ops};
 pub use shared::{Garbage, Helper, Shared};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use crate::spray::Failure;
+use crate::spray::{Failure, Refused};
 
 /// A table of operations, shared by the engine and its callers. Fixed size; nothing here allocates.
 #[derive(Debug)]
@@ -24,7 +24,20 @@ struct Slot {
     state: AtomicU32,
     len: AtomicU64,
     /// Set only with `FAILED`; off the hot path.
-    failure: Mutex<Option<Failure>>,
+    failure: Mutex<Option<Ended>>,
+}
+
+/// Why an operation, or a session with all of its operations, ended without success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// The session says why.
+    Failed(Failure),
+    /// The session did not take it.
+    Refused(Refused),
+    /// The peer's process is gone: its bootstrap connection ended without a goodbye.
+    PeerGone,
+    /// Our own end closed the session.
+    Cancelled,
 }
 
 const FREE: u32 = 0;
@@ -88,7 +101,7 @@ impl Ops {
     }
 
     /// The engine's result: bytes, or why not. Returns true if somebody may be waiting for it.
-    pub fn finish(&self, op: OpId, result: Result<u64, Failure>) -> bool {
+    pub fn finish(&self, op: OpId, result: Result<u64, Ended>) -> bool {
         let Some(slot) = self.slot(op) else { return false };
         let state = match result {
             Ok(len) => {
@@ -111,11 +124,11 @@ impl Ops {
     }
 
     /// Takes the result, if there is one; the slot is free afterwards.
-    pub fn take(&self, op: OpId) -> Option<Result<u64, Failure>> {
+    pub fn take(&self, op: OpId) -> Option<Result<u64, Ended>> {
         let slot = self.slot(op)?;
         let result = match slot.state.load(Ordering::Acquire) {
             DONE => Ok(slot.len.load(Ordering::Relaxed)),
-            FAILED => Err(slot.failure.lock().take().unwrap_or(Failure::Cancelled)),
+            FAILED => Err(slot.failure.lock().take().unwrap_or(Ended::Cancelled)),
             _ => return None,
         };
         self.release(op, slot);
@@ -182,7 +195,7 @@ mod tests {
         assert!(ops.begin().is_none(), "the engine still has it");
         assert!(!ops.finish(op, Ok(1)));
         let op = ops.begin().expect("free again");
-        assert!(ops.finish(op, Err(Failure::Cancelled)));
+        assert!(ops.finish(op, Err(Ended::Cancelled)));
         ops.detach(op);
         assert!(ops.begin().is_some());
     }

@@ -15,7 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::core::{Command, Core};
-use super::ops::{OpId, Ops};
+use super::ops::Ops;
 use crate::lanes::{Lanes, MrId};
 use crate::time::Time;
 

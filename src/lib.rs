@@ -10,6 +10,7 @@ pub mod lanes;
 pub mod mem;
 pub mod roce;
 pub mod seq;
+pub mod sim;
 pub mod soft;
 pub mod spray;
 pub mod time;

@@ -505,7 +505,7 @@ impl<L: Lanes> Core<L> {
                 Post::Receive(lane, receive) => self.lanes.post_receive(*lane, receive),
             };
             if posted.is_err() {
-                entry.session.posted_full(now, post);
+                entry.session.posted_full(post);
                 entry.dirty = true;
                 break;
             }

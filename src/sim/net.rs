@@ -283,11 +283,9 @@ struct SimPath {
 impl PacketIo for SimIo {
     fn open_path(&mut self, port: PortId, entropy: u16, dest: SocketAddr) -> Result<PathId, LaneError> {
         let info = self.ports.get(usize::from(port.0)).ok_or(LaneError::Invalid { what: "port" })?;
-        if info.addr.is_ipv4() != dest.is_ipv4() {
-            return Err(LaneError::Invalid { what: "address family" });
-        }
         let src = SocketAddr::new(info.addr, 0xc000 | (entropy & 0x3fff));
-        let path = SimPath { flow: Flow::new(src, dest), src, dst: dest };
+        let flow = Flow::new(src, dest).ok_or(LaneError::Invalid { what: "address family" })?;
+        let path = SimPath { flow, src, dst: dest };
         let index = match self.paths.iter().position(Option::is_none) {
             Some(i) => i,
             None => {
@@ -321,12 +319,14 @@ impl PacketIo for SimIo {
         while delivered < 64 {
             let flight = self.net.0.borrow_mut().take(self.host);
             let Some(f) = flight else { break };
-            let flow = Flow::new(f.src, f.dst);
-            let good = if f.src.is_ipv4() {
-                flow.verify_blind(&f.bytes).is_some_and(|id| id < 128)
-            } else {
-                flow.verify(0, &f.bytes)
-            };
+            // As a socket would: exact on IPv6, blind to the unseen identification on IPv4.
+            let good = Flow::new(f.src, f.dst).is_some_and(|flow| {
+                if f.src.is_ipv4() {
+                    flow.verify_blind(&f.bytes).is_some_and(|id| id < 128)
+                } else {
+                    flow.verify(0, &f.bytes)
+                }
+            });
             match Packet::parse(&f.bytes) {
                 Ok(packet) if good => {
                     let meta = RxMeta { src: f.src.ip(), dst: f.dst.ip(), tos: f.tos, ttl: 64 };

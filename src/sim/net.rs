@@ -284,7 +284,10 @@ impl PacketIo for SimIo {
     fn open_path(&mut self, port: PortId, entropy: u16, dest: SocketAddr) -> Result<PathId, LaneError> {
         let info = self.ports.get(usize::from(port.0)).ok_or(LaneError::Invalid { what: "port" })?;
         let src = SocketAddr::new(info.addr, 0xc000 | (entropy & 0x3fff));
-        let flow = Flow::new(src, dest).ok_or(LaneError::Invalid { what: "address family" })?;
+        if src.is_ipv4() != dest.is_ipv4() {
+            return Err(LaneError::Invalid { what: "address family" });
+        }
+        let flow = Flow::new(src, dest);
         let path = SimPath { flow, src, dst: dest };
         let index = match self.paths.iter().position(Option::is_none) {
             Some(i) => i,
@@ -320,13 +323,12 @@ impl PacketIo for SimIo {
             let flight = self.net.0.borrow_mut().take(self.host);
             let Some(f) = flight else { break };
             // As a socket would: exact on IPv6, blind to the unseen identification on IPv4.
-            let good = Flow::new(f.src, f.dst).is_some_and(|flow| {
-                if f.src.is_ipv4() {
-                    flow.verify_blind(&f.bytes).is_some_and(|id| id < 128)
-                } else {
-                    flow.verify(0, &f.bytes)
-                }
-            });
+            let flow = Flow::new(f.src, f.dst);
+            let good = if f.src.is_ipv4() {
+                flow.verify_blind(&f.bytes).is_some_and(|id| id < 128)
+            } else {
+                flow.verify(0, &f.bytes)
+            };
             match Packet::parse(&f.bytes) {
                 Ok(packet) if good => {
                     let meta = RxMeta { src: f.src.ip(), dst: f.dst.ip(), tos: f.tos, ttl: 64 };

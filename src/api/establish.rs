@@ -1,0 +1,276 @@
+//! From a TCP address to a session: the handshake, the lanes, and who waits for what.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+
+use super::connection::{Connection, Peer};
+use super::error::Error;
+use super::fabric::{Fabric, Inner, Listener};
+use crate::bootstrap::tcp::{self, Connector, Incoming, ListenerConfig, Peering, Sight};
+use crate::bootstrap::{Hello, LaneKind as PlannedKind, LanePlan, Limits, PlaneOffer, Refusal, Role, Step};
+use crate::engine::{NewSession, Seen, SessionId};
+use crate::lanes::{Control, Domain, LaneAddress, LaneError, LaneId, LaneSpec};
+use crate::spray::{LaneKind, LaneRole, SessionConfig};
+use crate::time::{Span, Time};
+
+/// Longest sleep while a handshake is under way.
+const SLEEP_MS: u16 = 20;
+
+pub(super) fn listen(fabric: &Fabric, addr: SocketAddr) -> Result<Listener, Error> {
+    let inner = &fabric.inner;
+    let listener = tcp::Listener::bind(addr, inner.auth.clone(), hello(inner), ListenerConfig::default())?;
+    let local = listener.local_addr().map_err(|source| Error::System {
+        call: "getsockname",
+        subject: addr.to_string(),
+        source,
+        hint: "the listening socket is unusable; listen again",
+    })?;
+    let waiting = Waiting { listener, local, rising: Vec::new() };
+    Ok(Listener { fabric: fabric.clone(), waiting: parking_lot::Mutex::new(waiting) })
+}
+
+pub(super) fn connect(fabric: &Fabric, addr: SocketAddr, timeout: Duration) -> Result<Connection, Error> {
+    let inner = &fabric.inner;
+    let deadline = inner.shared.now() + Span::from(timeout);
+    let mut connector = Connector::new(addr, inner.auth.clone(), hello(inner), deadline)?;
+    let mut rising = loop {
+        if let Some(peering) = connector.poll(inner.shared.now())? {
+            break Rising::new(peering);
+        }
+        // Between two attempts, or until the three-way handshake is through: about one round trip.
+        std::thread::sleep(Duration::from_micros(200));
+    };
+    loop {
+        let up = rising.advance(inner)?;
+        if up {
+            return rising.finish(inner);
+        }
+        sleep(&[rising.peering.as_fd()], rising.peering.wants_write(), SLEEP_MS);
+    }
+}
+
+/// What a listener is busy with.
+pub(super) struct Waiting {
+    listener: tcp::Listener,
+    local: SocketAddr,
+    rising: Vec<Rising>,
+}
+
+impl Waiting {
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    pub(super) fn accept(&mut self, fabric: &Fabric, timeout: Duration) -> Result<Connection, Error> {
+        let inner = &fabric.inner;
+        let deadline = inner.shared.now() + Span::from(timeout);
+        loop {
+            let now = inner.shared.now();
+            while let Some(incoming) = self.listener.poll(now) {
+                match incoming {
+                    Incoming::Peer(peering) => self.rising.push(Rising::new(*peering)),
+                    Incoming::Rejected { addr, error } => tracing::warn!(peer = %addr, "rejected: {error}"),
+                }
+            }
+            let mut index = 0;
+            while index < self.rising.len() {
+                match self.rising[index].advance(inner) {
+                    Ok(true) => return self.rising.remove(index).finish(inner),
+                    Ok(false) => index += 1,
+                    Err(error) => {
+                        let peer = self.rising.remove(index).peering.peer_addr();
+                        tracing::warn!(%peer, "handshake failed: {error}");
+                    }
+                }
+            }
+            let now = inner.shared.now();
+            if now >= deadline {
+                return Err(Error::TimedOut { after: timeout });
+            }
+            let left = deadline.since(now).as_nanos() / 1_000_000 + 1;
+            let mut fds = Vec::new();
+            self.listener.fds(&mut fds);
+            fds.extend(self.rising.iter().map(|r| r.peering.as_fd()));
+            let writing = self.rising.iter().any(|r| r.peering.wants_write());
+            sleep(&fds, writing, left.min(u64::from(SLEEP_MS)) as u16);
+        }
+    }
+}
+
+/// A peer that has authenticated and is not connected yet.
+struct Rising {
+    peering: Peering,
+    domain: Domain,
+    config: SessionConfig,
+    lanes: Vec<LaneId>,
+    session: Option<SessionId>,
+}
+
+impl Rising {
+    fn new(peering: Peering) -> Rising {
+        Rising { peering, domain: Domain(0), config: SessionConfig::default(), lanes: Vec::new(), session: None }
+    }
+
+    /// Goes on as far as it can; true once both ends are ready. After an error nothing of it is left.
+    fn advance(&mut self, fabric: &Inner) -> Result<bool, Error> {
+        let result = self.try_advance(fabric);
+        if result.is_err() {
+            let mut core = fabric.shared.lock();
+            match self.session.take() {
+                Some(session) => core.remove(session),
+                None => {
+                    for lane in self.lanes.drain(..) {
+                        let _ = core.lanes_mut().destroy(lane);
+                    }
+                }
+            }
+        }
+        result
+    }
+
+    fn try_advance(&mut self, fabric: &Inner) -> Result<bool, Error> {
+        loop {
+            let now = fabric.shared.now();
+            match self.peering.poll(now)? {
+                Step::NeedIo => return Ok(false),
+                Step::Done => return Ok(true),
+                Step::PeerHello(peer) => {
+                    let limits = peer.limits;
+                    let plan = self.peering.handshake().plan().to_vec();
+                    let role = self.peering.handshake().role();
+                    self.config = agree(fabric, &limits);
+                    let addresses = self.make(fabric, &plan, role)?;
+                    self.peering.provide_lanes(addresses)?;
+                }
+                Step::PeerLanes(peers) => {
+                    let peers = peers.to_vec();
+                    let handshake = self.peering.handshake();
+                    let (plan, role) = (handshake.plan().to_vec(), handshake.role());
+                    self.config.nonce = handshake.session();
+                    let budgets = handshake.peer_hello().map(|h| {
+                        let budget = |(i, p): (usize, &PlaneOffer)| (i as u8, p.receive_budget);
+                        h.planes.iter().enumerate().map(budget).collect()
+                    });
+                    self.begin(fabric, now, &plan, role, &peers, budgets.unwrap_or_default())?;
+                    self.peering.ready()?;
+                }
+            }
+        }
+    }
+
+    fn make(&mut self, fabric: &Inner, plan: &[LanePlan], role: Role) -> Result<Vec<LaneAddress>, LaneError> {
+        let mut core = fabric.shared.lock();
+        self.domain = core.new_domain();
+        let mut addresses = Vec::with_capacity(plan.len());
+        for planned in plan {
+            let control = planned.kind == PlannedKind::Control;
+            let (send_depth, receive_depth) = match control {
+                true => (self.config.control_slots, self.config.control_slots),
+                false => (self.config.send_depth, self.config.immediates),
+            };
+            let lane = core.lanes_mut().create(&LaneSpec {
+                port: crate::lanes::PortId(planned.ports(role).0),
+                domain: self.domain,
+                class: planned.class,
+                dscp: fabric.config.dscp[planned.class.index()],
+                send_depth,
+                receive_depth,
+                entropy: planned.entropy,
+            })?;
+            self.lanes.push(lane);
+            addresses.push(core.lanes().address(lane)?);
+        }
+        Ok(addresses)
+    }
+
+    fn begin(
+        &mut self,
+        fabric: &Inner,
+        now: Time,
+        plan: &[LanePlan],
+        role: Role,
+        peers: &[LaneAddress],
+        budgets: Vec<(u8, Option<u64>)>,
+    ) -> Result<(), LaneError> {
+        let mut core = fabric.shared.lock();
+        let mut lanes = Vec::with_capacity(plan.len());
+        for ((planned, &lane), peer) in plan.iter().zip(&self.lanes).zip(peers) {
+            core.lanes_mut().connect(lane, peer)?;
+            let (port, peer_port) = planned.ports(role);
+            lanes.push((
+                lane,
+                LaneRole {
+                    port: crate::lanes::PortId(port),
+                    peer_port,
+                    class: planned.class,
+                    kind: if planned.kind == PlannedKind::Control { LaneKind::Control } else { LaneKind::Data },
+                    peer_index: planned.index,
+                    mtu: core.lanes().lane_mtu(lane).ok_or(LaneError::NoLane)?,
+                    generation: 0,
+                },
+            ));
+        }
+        let new = NewSession { config: self.config, domain: self.domain, lanes, budgets };
+        self.session = Some(core.add_session(now, new)?);
+        Ok(())
+    }
+
+    fn finish(self, fabric: &Arc<Inner>) -> Result<Connection, Error> {
+        let (Some(session), addr) = (self.session, self.peering.peer_addr()) else {
+            return Err(Error::Engine(LaneError::Invalid { what: "handshake state" }));
+        };
+        let Ok((established, mut witness)) = self.peering.finish() else {
+            fabric.shared.lock().remove(session);
+            return Err(Error::Engine(LaneError::Invalid { what: "handshake state" }));
+        };
+        let look = Box::new(move || match witness.poll() {
+            Sight::Closed | Sight::Reset => Seen::Gone,
+            Sight::Alive | Sight::Lost => Seen::Nothing,
+        });
+        fabric.shared.lock().watch(session, look);
+        let label = format!("{} ({addr})", established.peer.host);
+        Ok(Connection::new(Peer::new(fabric.clone(), session, label)))
+    }
+}
+
+/// What we say of ourselves.
+fn hello(fabric: &Inner) -> Hello {
+    let config = fabric.session_config();
+    let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
+    Hello {
+        features: 0,
+        nonce: fabric.nonce,
+        host: host.chars().filter(|c| !c.is_control()).take(crate::bootstrap::MAX_HOST / 4).collect(),
+        planes: fabric.ports.iter().map(|p| PlaneOffer::of(p, None)).collect(),
+        classes: [true; 3],
+        lanes_per_plane: fabric.config.lanes_per_plane,
+        limits: Limits {
+            eager_max: config.eager_max,
+            control_slots: config.control_slots,
+            immediates: config.immediates,
+            ..Limits::default()
+        },
+    }
+}
+
+/// Our configuration with what the peer takes less of.
+fn agree(fabric: &Inner, peer: &Limits) -> SessionConfig {
+    let ours = fabric.session_config();
+    SessionConfig {
+        eager_max: ours.eager_max.min(peer.eager_max),
+        control_slots: ours.control_slots.min(peer.control_slots),
+        immediates: ours.immediates.min(peer.immediates),
+        ..ours
+    }
+}
+
+/// Sleeps until one of `fds` is readable (or writable, if asked), at most `millis`.
+fn sleep(fds: &[BorrowedFd<'_>], writing: bool, millis: u16) {
+    let flags = if writing { PollFlags::POLLIN | PollFlags::POLLOUT } else { PollFlags::POLLIN };
+    let mut fds: Vec<PollFd<'_>> = fds.iter().map(|&fd| PollFd::new(fd, flags)).collect();
+    let _ = nix::poll::poll(&mut fds, PollTimeout::from(millis));
+}

@@ -264,9 +264,10 @@ impl Handshake {
         self.say(&Message::Ready)
     }
 
-    /// Ends the handshake and tells the peer why, if it can be told. Send what output is left afterwards.
+    /// Ends the handshake and tells the peer why, if it is authenticated and we did not say ready before. Send what
+    /// output is left afterwards.
     pub fn refuse(&mut self, reason: Refusal) {
-        if self.failed.is_none() && self.records.is_some() {
+        if self.failed.is_none() && self.is_authenticated() && !self.ready_sent {
             let _ = self.say(&Message::Refused(reason));
         }
         self.failed.get_or_insert(BootstrapError::RefusedHere { reason });

@@ -8,7 +8,7 @@ mod tests;
 mod witness;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -216,6 +216,14 @@ impl Peering {
     pub fn refuse(mut self, reason: Refusal) {
         self.handshake.refuse(reason);
         let _ = self.flush();
+        // A socket that is closed with bytes unread sends a RST, which may overtake the reason.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let mut rest = [0; 4096];
+        for _ in 0..16 {
+            if !matches!(self.stream.read(&mut rest), Ok(1..)) {
+                break;
+            }
+        }
     }
 
     /// At [`Step::Done`]: what both ends agreed on, and the stream as a witness. Before: the peering itself.

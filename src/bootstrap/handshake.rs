@@ -65,12 +65,12 @@ pub struct Handshake {
     theirs: Vec<u8>,
     version: u16,
     exchange: Option<Box<HandshakeState>>,
-    records: Option<Box<Records>>,
+    pub(super) records: Option<Box<Records>>,
     session: u64,
     frame: Frame,
     awaiting: Waiting,
     received: usize,
-    output: Vec<u8>,
+    pub(super) output: Vec<u8>,
     peer: Option<Hello>,
     plan: Vec<LanePlan>,
     lanes_sent: bool,
@@ -96,12 +96,10 @@ pub struct Established {
     pub plan: Vec<LanePlan>,
     /// The peer's address for each of them.
     pub peer_lanes: Vec<LaneAddress>,
-    /// The channel for what comes later.
-    pub records: Records,
 }
 
 #[derive(serde::Serialize, serde::Deserialize)]
-enum Message {
+pub(super) enum Message {
     Hello(Hello),
     Lanes(#[serde(deserialize_with = "bounded::<_, _, MAX_LANES>")] Vec<LaneAddress>),
     Ready,
@@ -166,9 +164,11 @@ impl Handshake {
         &self.plan
     }
 
-    /// True once the peer proved the job key (in insecure mode: completed the key exchange).
+    /// True once the peer proved that it knows the job key and is there now (in insecure mode: the latter).
+    ///
+    /// The responder cannot tell a repeated first Noise message from a fresh one; the Hello after it does.
     pub fn is_authenticated(&self) -> bool {
-        self.records.is_some()
+        self.peer.is_some()
     }
 
     /// What is missing to go on.
@@ -264,9 +264,10 @@ impl Handshake {
         self.say(&Message::Ready)
     }
 
-    /// Ends the handshake and tells the peer why, if it can be told. Send what output is left afterwards.
+    /// Ends the handshake and tells the peer why, if it is authenticated and we did not say ready before. Send what
+    /// output is left afterwards.
     pub fn refuse(&mut self, reason: Refusal) {
-        if self.failed.is_none() && self.records.is_some() {
+        if self.failed.is_none() && self.is_authenticated() && !self.ready_sent {
             let _ = self.say(&Message::Refused(reason));
         }
         self.failed.get_or_insert(BootstrapError::RefusedHere { reason });
@@ -284,15 +285,15 @@ impl Handshake {
         self.fail(BootstrapError::Io { call, errno, waiting_for })
     }
 
-    /// What the handshake leaves; the handshake itself if it is not done.
+    /// What the handshake leaves, and the channel for what comes later; the handshake itself if it is not done.
     ///
     /// # Errors
     /// Not at [`Step::Done`].
-    pub fn finish(self) -> Result<Established, Box<Handshake>> {
+    pub fn finish(self) -> Result<(Established, Records), Box<Handshake>> {
         let done = self.ready_sent && self.awaiting == Waiting::Nothing && self.failed.is_none();
         match self {
             Handshake { peer: Some(peer), peer_lanes: Some(peer_lanes), records: Some(records), .. } if done => {
-                Ok(Established {
+                let established = Established {
                     role: self.role,
                     version: self.version,
                     session: self.session,
@@ -300,8 +301,8 @@ impl Handshake {
                     peer,
                     plan: self.plan,
                     peer_lanes,
-                    records: *records,
-                })
+                };
+                Ok((established, *records))
             }
             other => Err(Box::new(other)),
         }
@@ -461,7 +462,7 @@ impl Handshake {
         }
     }
 
-    fn say(&mut self, message: &Message) -> Result<(), BootstrapError> {
+    pub(super) fn say(&mut self, message: &Message) -> Result<(), BootstrapError> {
         let fail = BootstrapError::Crypto { what: "writing a message" };
         let plain = postcard::to_allocvec(message).map_err(|_| fail.clone())?;
         let sealed = match &mut self.records {

@@ -28,6 +28,8 @@ mod plan;
 mod preamble;
 mod records;
 pub mod tcp;
+#[cfg(test)]
+mod tests;
 
 pub use error::{BootstrapError, PlaneList, Refusal, Seen, Waiting};
 pub use handshake::{Established, Handshake, Role, Step};

@@ -109,3 +109,130 @@ fn sorted(planes: &[PlaneOffer]) -> Vec<((u16, bool), u16, u8)> {
     ports.sort_unstable();
     ports
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::tests::hello;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn offers(list: &[(u16, u16, &str)]) -> Hello {
+        hello("test", list)
+    }
+
+    #[test]
+    fn planes_meet_by_number_and_rails_by_order() {
+        let a = offers(&[(0, 7, "10.0.0.1"), (1, 3, "10.0.1.1")]);
+        let b = offers(&[(0, 3, "10.0.1.2"), (0, 9, "10.0.2.2"), (1, 7, "10.0.0.2")]);
+        let mut met: Vec<_> = plan(&a, &b).iter().map(|l| (l.initiator_port, l.responder_port)).collect();
+        met.dedup();
+        assert_eq!(met, [(1, 0), (0, 2)]);
+    }
+
+    #[test]
+    fn an_end_with_fewer_ports_serves_all_of_the_other() {
+        let a = offers(&[(0, 0, "10.0.0.1"), (1, 0, "10.0.0.2"), (2, 0, "10.0.0.3")]);
+        let b = offers(&[(0, 0, "10.0.0.4"), (1, 0, "10.0.0.5")]);
+        let mut met: Vec<_> = plan(&a, &b).iter().map(|l| (l.initiator_port, l.responder_port)).collect();
+        met.dedup();
+        assert_eq!(met, [(0, 0), (1, 1), (2, 0)]);
+    }
+
+    #[test]
+    fn families_do_not_mix() {
+        let a = offers(&[(0, 0, "10.0.0.1")]);
+        let b = offers(&[(0, 0, "fd00::1")]);
+        assert!(plan(&a, &b).is_empty());
+        let both = offers(&[(0, 0, "10.0.0.2"), (0, 0, "fd00::2")]);
+        assert!(plan(&a, &both).iter().all(|l| l.responder_port == 0));
+        assert!(plan(&b, &both).iter().all(|l| l.responder_port == 1));
+    }
+
+    #[test]
+    fn the_limit_takes_data_lanes_and_leaves_two_per_class() {
+        let planes: Vec<_> = (0..8).map(|i| format!("10.0.0.{}", i + 1)).collect();
+        let list: Vec<_> = planes.iter().enumerate().map(|(i, a)| (0, i as u16, a.as_str())).collect();
+        let mut a = offers(&list);
+        a.lanes_per_plane = 128;
+        let lanes = plan(&a, &a);
+        assert_eq!(lanes.len(), 8 * 3 * 18);
+        a.limits.max_lanes = LANES_ALWAYS as u16;
+        assert_eq!(plan(&a, &a).len(), 8 * 3 * 4);
+        // The worst spread over planes: each end crowds one plane and has a single port in the other.
+        let crowd = |full: u16| -> Hello {
+            let list: Vec<_> = planes
+                .iter()
+                .enumerate()
+                .map(|(i, a)| (i as u16, if i == 7 { 1 - full } else { full }, a.as_str()))
+                .collect();
+            let mut h = offers(&list);
+            h.limits.max_lanes = LANES_ALWAYS as u16;
+            h
+        };
+        let lanes = plan(&crowd(0), &crowd(1));
+        assert_eq!(lanes.len(), 14 * 3 * 2);
+        assert!(lanes.len() <= LANES_ALWAYS);
+    }
+
+    fn any_hello() -> impl Strategy<Value = Hello> {
+        let port = (0u16..3, 0u16..3, any::<bool>());
+        let classes = any::<[bool; 3]>();
+        (proptest::collection::vec(port, 1..=8), classes, 1u16..=128, 96u16..600).prop_map(
+            |(ports, classes, lanes, max)| {
+                let addrs: Vec<String> = (0..ports.len()).map(|i| format!("10.0.0.{}", i + 1)).collect();
+                let v6: Vec<String> = (0..ports.len()).map(|i| format!("fd00::{}", i + 1)).collect();
+                let list: Vec<_> = ports
+                    .iter()
+                    .enumerate()
+                    .map(|(i, &(rail, plane, six))| (rail, plane, if six { v6[i].as_str() } else { addrs[i].as_str() }))
+                    .collect();
+                let mut h = hello("any", &list);
+                h.classes = classes;
+                h.lanes_per_plane = lanes;
+                h.limits.max_lanes = max;
+                h
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn plans_are_sound(a in any_hello(), b in any_hello()) {
+            let lanes = plan(&a, &b);
+            prop_assert_eq!(&lanes, &plan(&a, &b));
+            // Seen from the other side it is the same plan.
+            let turned: Vec<_> = plan(&b, &a)
+                .into_iter()
+                .map(|l| LanePlan { initiator_port: l.responder_port, responder_port: l.initiator_port, ..l })
+                .collect();
+            prop_assert_eq!(&lanes, &turned);
+
+            prop_assert!(lanes.len() <= MAX_LANES);
+            prop_assert!(lanes.len() <= usize::from(a.limits.max_lanes.min(b.limits.max_lanes)));
+            let mut entropies = HashSet::new();
+            let mut control = HashSet::new();
+            let mut data = HashSet::new();
+            for (i, l) in lanes.iter().enumerate() {
+                prop_assert_eq!(usize::from(l.index), i);
+                let (p, q) = (&a.planes[usize::from(l.initiator_port)], &b.planes[usize::from(l.responder_port)]);
+                prop_assert_eq!(p.plane, q.plane);
+                prop_assert_eq!(p.addr.is_ipv4(), q.addr.is_ipv4());
+                prop_assert!(a.wants(l.class) && b.wants(l.class));
+                let pair = (l.initiator_port, l.responder_port);
+                prop_assert!(entropies.insert((pair, l.entropy)));
+                match l.kind {
+                    LaneKind::Control => prop_assert!(control.insert((pair, l.class)), "two control lanes"),
+                    LaneKind::Data => { data.insert((pair, l.class)); }
+                }
+            }
+            prop_assert_eq!(control, data);
+            // Every port that has a partner is used.
+            for (i, p) in a.planes.iter().enumerate() {
+                let partner = b.planes.iter().any(|q| q.plane == p.plane && q.addr.is_ipv4() == p.addr.is_ipv4());
+                let classes = (0..3).any(|c| a.classes[c] && b.classes[c]);
+                prop_assert_eq!(lanes.iter().any(|l| usize::from(l.initiator_port) == i), partner && classes);
+            }
+        }
+    }
+}

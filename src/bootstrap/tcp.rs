@@ -1,1 +1,0 @@
-//! Handshakes over nonblocking TCP.

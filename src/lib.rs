@@ -2,6 +2,7 @@
 //! rails and planes.
 #![warn(missing_docs)]
 
+pub mod api;
 pub mod bootstrap;
 pub mod class;
 pub mod embedded;

@@ -11,7 +11,7 @@ use super::fabric::Inner;
 use super::pending::Pending;
 use super::window::RemoteWindow;
 use crate::class::Class;
-use crate::engine::{Command, OpId, SessionId, SessionState};
+use crate::engine::{Command, Ended, OpId, SessionId, SessionState};
 use crate::spray::{Failure, OneSided, Send, Source};
 
 /// Operations that one connection may have outstanding.
@@ -75,17 +75,23 @@ impl Peer {
         self.outstanding.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(super) fn failed(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::PeerGone => Error::PeerGone { peer: self.label.clone(), seen: "its bootstrap connection closed without a goodbye (the process ended or was killed)" },
-            Failure::PeerClosed => Error::PeerGone { peer: self.label.clone(), seen: "it closed the session" },
-            failure => Error::Failed { peer: self.label.clone(), failure },
+    pub(super) fn failed(&self, ended: Ended) -> Error {
+        let peer = self.label.clone();
+        match ended {
+            Ended::PeerGone => Error::PeerGone {
+                peer,
+                seen: "its bootstrap connection closed without a goodbye (the process ended or was killed)",
+            },
+            Ended::Failed(Failure::PeerClosed) => Error::PeerGone { peer, seen: "it closed the connection" },
+            Ended::Failed(failure) => Error::Failed { peer, failure },
+            Ended::Refused(refused) => Error::NotTaken { peer, refused },
+            Ended::Cancelled => Error::Closed { peer },
         }
     }
 
     fn begin(&self) -> Result<OpId, Error> {
         if self.removed.load(Ordering::Acquire) {
-            return Err(self.failed(Failure::Cancelled));
+            return Err(self.failed(Ended::Cancelled));
         }
         if self.outstanding.fetch_add(1, Ordering::AcqRel) >= MAX_OUTSTANDING {
             self.finished();
@@ -100,8 +106,7 @@ impl Peer {
     fn remove(&self) {
         if !self.removed.swap(true, Ordering::AcqRel) {
             let mut core = self.fabric.shared.lock();
-            let now = self.fabric.shared.now();
-            core.remove(now, self.session);
+            core.remove(self.session);
         }
     }
 }
@@ -253,7 +258,7 @@ impl Connection {
         match self.peer.fabric.shared.lock().state(self.peer.session) {
             Some(SessionState::Ended(why)) => Some(self.peer.failed(why)),
             Some(_) => None,
-            None => Some(self.peer.failed(Failure::Cancelled)),
+            None => Some(self.peer.failed(Ended::Cancelled)),
         }
     }
 
@@ -262,8 +267,8 @@ impl Connection {
         !matches!(self.peer.fabric.shared.lock().state(self.peer.session), Some(SessionState::Open))
     }
 
-    pub(super) fn session(&self) -> SessionId {
-        self.peer.session
+    pub(super) fn handle(&self) -> Arc<Peer> {
+        self.peer.clone()
     }
 
     /// Sends what is under way, says goodbye, and ends the connection after at most `timeout`. Operations that

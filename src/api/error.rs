@@ -6,7 +6,7 @@ use crate::bootstrap::{BootstrapError, KeyError};
 use crate::lanes::LaneError;
 use crate::mem::MemError;
 use crate::soft::SoftError;
-use crate::spray::Failure;
+use crate::spray::{Failure, Refused};
 
 /// What went wrong. The text says what was seen, the likely cause and the next step.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +73,20 @@ pub enum Error {
         peer: String,
         /// Why.
         failure: Failure,
+    },
+    /// The connection did not take the operation.
+    #[error("{peer}: not taken: {refused}")]
+    NotTaken {
+        /// The peer.
+        peer: String,
+        /// Why.
+        refused: Refused,
+    },
+    /// Our own end closed the connection first.
+    #[error("the connection to {peer} was closed at this end before the operation was over")]
+    Closed {
+        /// The peer.
+        peer: String,
     },
     /// The peer's process ended or closed the session.
     #[error("peer {peer} is gone: {seen}; messages under way were not delivered, or it is not known")]

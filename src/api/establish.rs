@@ -82,8 +82,11 @@ impl Waiting {
                     Ok(true) => return self.rising.remove(index).finish(inner),
                     Ok(false) => index += 1,
                     Err(error) => {
-                        let peer = self.rising.remove(index).peering.peer_addr();
-                        tracing::warn!(%peer, "handshake failed: {error}");
+                        let peering = self.rising.remove(index).peering;
+                        tracing::warn!(peer = %peering.peer_addr(), "handshake failed: {error}");
+                        if matches!(error, Error::Engine(_)) {
+                            peering.refuse(Refusal::NoLanes);
+                        }
                     }
                 }
             }

@@ -173,7 +173,7 @@ impl Fabric {
         let io = core.lanes().io();
         stats.receive_drops = core.receive_drops();
         stats.bad_icrc = io.counters().bad_icrc;
-        let faults = io.fault_counts();
+        let faults = io.faults();
         stats.injected = Injected { loss: faults.loss, dup: faults.dup, reorder: faults.reorder };
         stats
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use super::buffer::Buffer;
 use super::connection::Connection;
 use super::error::Error;
-use crate::lanes::{MAX_PORTS, Window, WindowAccess};
+use crate::lanes::{Control, MAX_PORTS, Window, WindowAccess};
 
 /// Bytes of a window's token.
 pub const TOKEN: usize = 16 + 4 * MAX_PORTS;
@@ -27,10 +27,10 @@ impl Connection {
     /// Lets the peer of this connection at `buffer`. Send it [`Exposed::token`].
     ///
     /// # Errors
-    /// The connection is over, or no keys are left; the buffer is lost then only if memory ran out.
+    /// The connection is over, or no keys are left; the buffer comes back.
     pub fn expose(&self, buffer: Buffer, access: WindowAccess) -> Result<Exposed, super::Refused> {
         let peer = self.handle();
-        let opened = peer.fabric.shared.lock().open_window(self.session(), buffer.mr(), buffer.len() as u64, access);
+        let opened = peer.fabric.shared.lock().open_window(peer.session, buffer.mr(), buffer.len() as u64, access);
         match opened {
             Ok(window) => Ok(Exposed { buffer: Some(buffer), window, connection: peer }),
             Err(e) => Err(super::Refused { buffer, error: Error::Engine(e) }),
@@ -92,7 +92,7 @@ impl Exposed {
     }
 
     fn revoke(&self) {
-        self.connection.fabric.shared.lock().lanes_mut().close(&self.window);
+        self.connection.fabric.shared.lock().lanes_mut().close_window(&self.window);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -189,11 +189,11 @@ impl Listener {
     /// Appends the descriptors to wait for until they are readable, or [`Listener::poll_timeout`].
     ///
     /// What a stranger is told fits any socket buffer, so nothing waits for writing.
-    pub fn fds(&self, out: &mut Vec<RawFd>) {
+    pub fn fds<'a>(&'a self, out: &mut Vec<BorrowedFd<'a>>) {
         // While no stranger can be taken in, a waiting one must not keep the caller awake.
         if self.strangers.len() < self.config.half_open {
-            out.push(self.socket.as_raw_fd());
+            out.push(self.socket.as_fd());
         }
-        out.extend(self.strangers.iter().map(|s| s.peering.as_raw_fd()));
+        out.extend(self.strangers.iter().map(|s| s.peering.as_fd()));
     }
 }

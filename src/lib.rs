@@ -1,5 +1,45 @@
-//! A software plane load balancer for RoCEv2: it sprays each message in chunks over many queue pairs,
-//! rails and planes.
+//! A software plane load balancer for RoCEv2.
+//!
+//! planespray sprays each message in chunks over many queue pairs, rails and planes, steered by what the paths
+//! report, and puts it together again at the other end. This crate is the library; the `planespray` command
+//! measures it.
+//!
+//! Two ends in one process, on two planes of the loopback interface:
+//!
+//! ```
+//! use std::time::Duration;
+//! use planespray::{Fabric, FabricConfig, JobKey, SendOptions};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let key = JobKey::generate()?;
+//! let config = |first: &str, second: &str| -> Result<FabricConfig, std::net::AddrParseError> {
+//!     Ok(FabricConfig { planes: vec![first.parse()?, second.parse()?], key: Some(key.clone()), ..Default::default() })
+//! };
+//! let a = Fabric::open(&config("127.0.0.1", "127.0.0.2")?)?;
+//! let b = Fabric::open(&config("127.0.0.3", "127.0.0.4")?)?;
+//!
+//! let listener = b.listen("127.0.0.1:0".parse()?)?;
+//! let addr = listener.local_addr();
+//! let (here, there) = std::thread::scope(|s| {
+//!     let accepted = s.spawn(|| listener.accept(Duration::from_secs(10)));
+//!     let connected = a.connect(addr, Duration::from_secs(10));
+//!     (connected, accepted.join().expect("no panic"))
+//! });
+//! let (here, there) = (here?, there?);
+//!
+//! // The receiver lends a buffer, the sender sends one; both come back.
+//! let mut receive = there.receive(0, b.alloc(1 << 20)?)?;
+//! let mut message = a.alloc(1 << 20)?;
+//! message.fill(7);
+//! let mut send = here.send(SendOptions::default(), message, 1 << 20)?;
+//!
+//! let received = receive.wait(Duration::from_secs(10));
+//! assert_eq!(received.result?, 1 << 20);
+//! assert!(received.buffer.expect("it is over").iter().all(|&b| b == 7));
+//! assert_eq!(send.wait(Duration::from_secs(10)).result?, 1 << 20);
+//! # Ok(())
+//! # }
+//! ```
 #![warn(missing_docs)]
 
 pub mod api;
@@ -16,3 +56,11 @@ pub mod soft;
 pub mod spray;
 pub mod time;
 pub mod wire;
+
+pub use api::{
+    Buffer, CloseReport, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats, Listener,
+    Outcome, Pending, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
+};
+pub use bootstrap::JobKey;
+pub use class::{Class, Dscp};
+pub use lanes::WindowAccess;

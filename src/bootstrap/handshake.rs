@@ -144,6 +144,11 @@ impl Handshake {
         })
     }
 
+    /// Number of the session, the same at both ends; 0 before the peer's Hello.
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
     /// Which end this is.
     pub fn role(&self) -> Role {
         self.role

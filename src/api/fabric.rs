@@ -97,25 +97,22 @@ impl Fabric {
         let mtu = crate::embedded::PacketIo::ports(&io).iter().map(|p| p.mtu).max().unwrap_or(config.mtu);
         let seed = random()?;
         let lanes = Embedded::new(
-            EmbeddedConfig {
-                seed,
-                max_lanes: 4095,
-                max_keys: 1 << 16,
-                name: "embedded",
-                burst: BURST_PACKETS * mtu,
-            },
+            EmbeddedConfig { seed, max_lanes: 4095, max_keys: 1 << 16, name: "embedded", burst: BURST_PACKETS * mtu },
             io,
         );
         let ports = lanes.ports().to_vec();
         let system = |call: &'static str| {
-            move |source| Error::System { call, subject: "this process".into(), source, hint: "raise its limits (ulimit -n, -u)" }
+            move |source| Error::System {
+                call,
+                subject: "this process".into(),
+                source,
+                hint: "raise its limits (ulimit -n, -u)",
+            }
         };
         let shared = Shared::new(lanes).map_err(system("epoll_create"))?;
         let helper = shared.helper().map_err(system("clone"))?;
         let nonce = random()?;
-        Ok(Fabric {
-            inner: Arc::new(Inner { _helper: helper, shared, config: config.clone(), auth, ports, nonce }),
-        })
+        Ok(Fabric { inner: Arc::new(Inner { _helper: helper, shared, config: config.clone(), auth, ports, nonce }) })
     }
 
     /// The ports, in plane order.

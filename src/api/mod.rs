@@ -11,7 +11,7 @@ mod stats;
 mod window;
 
 pub use buffer::Buffer;
-pub use config::{Fault, FabricConfig, UdpPort, Wait};
+pub use config::{FabricConfig, Fault, UdpPort, Wait};
 pub use connection::{CloseReport, Connection, Refused, SendOptions};
 pub use error::Error;
 pub use fabric::{Fabric, Listener};

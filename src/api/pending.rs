@@ -44,7 +44,10 @@ impl Pending {
             return outcome;
         }
         let Some(op) = self.op else {
-            return Outcome { buffer: self.buffer.take(), result: Err(Error::Config { what: "this operation's outcome was taken already".into() }) };
+            return Outcome {
+                buffer: self.buffer.take(),
+                result: Err(Error::Config { what: "this operation's outcome was taken already".into() }),
+            };
         };
         let peer = self.peer.clone();
         peer.fabric.wait_until(timeout, || peer.fabric.shared.ops().is_done(op));

@@ -344,10 +344,7 @@ impl Handshake {
             }
         } else if let Some(records) = &mut self.records {
             records.input(bytes)?;
-            let message = match records.open()? {
-                Some(plain) => Some(postcard::from_bytes(plain)),
-                None => None,
-            };
+            let message = records.open()?.map(postcard::from_bytes);
             match message {
                 Some(Ok(message)) => self.on_message(message)?,
                 Some(Err(_)) => return Err(BootstrapError::Malformed { what: "a message that does not parse" }),

@@ -36,6 +36,13 @@ impl Counters {
         let n = packets.max(1) - 1;
         ((usize::BITS - n.leading_zeros()) as usize).min(7)
     }
+
+    /// Counts one send call.
+    pub(super) fn sent(&mut self, packets: usize, bytes: usize) {
+        self.sent_packets += packets as u64;
+        self.sent_bytes += bytes as u64;
+        self.gso_batches[Counters::step(packets)] += 1;
+    }
 }
 
 /// How many faults were injected.

@@ -11,10 +11,15 @@ mod config;
 mod counters;
 mod edge;
 mod error;
+mod fault;
+mod paths;
 mod ports;
+mod selftest;
+mod tap;
 mod udp;
 
 pub use config::{Fault, ROCE_PORT, UdpConfig, UdpPort};
 pub use counters::{Counters, FaultCounts};
 pub use edge::Udp;
 pub use error::SoftError;
+pub use selftest::{ID_UNREADABLE, PROBE_MIN, ProbeReport, ProbeResponder};

@@ -51,6 +51,9 @@ pub(super) fn check(cfg: &UdpConfig) -> Result<(), SoftError> {
     if cfg.planes.iter().any(|a| a.is_unspecified() || a.is_multicast()) {
         return bad("local addresses must be concrete: the ICRC covers the source address");
     }
+    if cfg.planes.iter().any(|a| a.to_canonical() != *a) {
+        return bad("IPv4 addresses must be given as such, not mapped into IPv6");
+    }
     if !MTUS.contains(&cfg.mtu) {
         return bad("the RoCE MTU must be 256, 512, 1024, 2048 or 4096");
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -247,6 +247,12 @@ impl AsRawFd for Sock {
     }
 }
 
+impl AsFd for Sock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 /// Sockets to sleep on, prepared once.
 #[derive(Default)]
 pub(super) struct PollSet(Vec<pollfd>);
@@ -346,6 +352,7 @@ fn read_control(msg: &msghdr, arrival: &mut Arrival) {
         // SAFETY: not null, so a whole header in the buffer.
         let (h, data) = unsafe { (header.read_unaligned(), libc::CMSG_DATA(header)) };
         // SAFETY: pure arithmetic.
+        #[allow(clippy::unnecessary_cast, reason = "the field is shorter with musl")]
         let len = (h.cmsg_len as usize).saturating_sub(unsafe { libc::CMSG_LEN(0) } as usize);
         let int = || {
             // SAFETY: the kernel wrote at least four bytes of data behind this header.

@@ -45,9 +45,8 @@ fn pattern(seed: usize, len: usize) -> Vec<u8> {
 #[test]
 fn messages_of_all_sizes_arrive_whole() {
     let ((a, ca), (b, cb)) = pair(51);
-    for (seed, len) in [0, 1, 8, 127, 128, 3072, 3073, 4096, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 5_000_000]
-        .into_iter()
-        .enumerate()
+    for (seed, len) in
+        [0, 1, 8, 127, 128, 3072, 3073, 4096, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 5_000_000].into_iter().enumerate()
     {
         for rendezvous in [false, true] {
             let mut receive = cb.receive(0, b.alloc(len + 100).expect("memory")).expect("room");
@@ -134,9 +133,12 @@ fn windows_are_written_and_read_without_the_peer() {
 #[test]
 fn close_delivers_what_was_sent_and_says_goodbye() {
     let ((a, ca), (b, cb)) = pair(54);
-    let mut receives: Vec<_> = (0..8).map(|_| cb.receive(0, b.alloc(100_000).expect("memory")).expect("room")).collect();
+    let mut receives: Vec<_> =
+        (0..8).map(|_| cb.receive(0, b.alloc(100_000).expect("memory")).expect("room")).collect();
     let sends: Vec<_> = (0..8)
-        .map(|i| ca.send(SendOptions::default(), a.register(pattern(i, 100_000)).expect("a key"), 100_000).expect("room"))
+        .map(|i| {
+            ca.send(SendOptions::default(), a.register(pattern(i, 100_000)).expect("a key"), 100_000).expect("room")
+        })
         .collect();
     let mut last = cb.receive(0, b.alloc(8).expect("memory")).expect("room");
     let report = std::thread::scope(|s| {
@@ -245,8 +247,12 @@ fn several_connections_share_a_fabric() {
 fn busy_waiting_works_too() {
     let key = JobKey::generate().expect("randomness");
     let open = |plane: &str| {
-        let config =
-            FabricConfig { planes: addrs(&[plane]), key: Some(key.clone()), wait: Wait::Busy, ..FabricConfig::default() };
+        let config = FabricConfig {
+            planes: addrs(&[plane]),
+            key: Some(key.clone()),
+            wait: Wait::Busy,
+            ..FabricConfig::default()
+        };
         Fabric::open(&config).expect("a fabric")
     };
     let (a, b) = (open("127.0.60.1"), open("127.0.60.2"));

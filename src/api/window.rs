@@ -8,7 +8,7 @@ use super::error::Error;
 use crate::lanes::{Control, MAX_PORTS, Window, WindowAccess};
 
 /// Bytes of a window's token.
-pub const TOKEN: usize = 16 + 4 * MAX_PORTS;
+const TOKEN: usize = 16 + 4 * MAX_PORTS;
 
 /// A buffer that one peer may use until it is closed. Its bytes may change at any time, so they are only copied.
 pub struct Exposed {

@@ -27,6 +27,8 @@ const OPERATIONS: usize = 65_536;
 const HELPER_AFTER: Duration = Duration::from_millis(1);
 /// Marks the wake-up descriptor among what epoll reports.
 const WAKE: u64 = 1;
+/// How long the helper sleeps at most: bootstrap connections are looked at that often.
+const HELPER_SLEEP: Duration = Duration::from_millis(50);
 /// How long a waiter spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -208,7 +210,8 @@ impl<L: Lanes + Send + 'static> Shared<L> {
     fn sleep(&self, at_most: Duration, done: &mut impl FnMut() -> bool) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         if !done() && self.commands.is_empty() {
-            self.block(at_most);
+            // A wake-up that another sleeper took instead of us costs at most this.
+            self.block(at_most.min(Duration::from_millis(10)));
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
@@ -216,13 +219,12 @@ impl<L: Lanes + Send + 'static> Shared<L> {
     fn block(&self, at_most: Duration) {
         let now = self.clock.now().as_nanos();
         let due = Duration::from_nanos(self.due.load(Ordering::Acquire).saturating_sub(now));
-        // A wake-up that another sleeper took instead of us costs at most this.
-        let wait = at_most.min(due).min(Duration::from_millis(10));
+        let wait = at_most.min(due);
         if wait < Duration::from_micros(100) {
             return;
         }
         let mut events = [EpollEvent::empty(); 4];
-        let timeout = EpollTimeout::from(wait.as_millis().clamp(1, 10) as u16);
+        let timeout = EpollTimeout::from(wait.as_millis().clamp(1, 1000) as u16);
         let ready = self.epoll.wait(&mut events, timeout).unwrap_or(0);
         if events[..ready].iter().any(|e| e.data() == WAKE) {
             let _ = self.wake.read();
@@ -252,7 +254,7 @@ impl<L: Lanes + Send + 'static> Shared<L> {
             self.drive();
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             if self.commands.is_empty() && !self.stop.load(Ordering::Acquire) {
-                self.block(Duration::from_secs(1));
+                self.block(HELPER_SLEEP);
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
         }

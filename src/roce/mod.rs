@@ -8,9 +8,24 @@
 //! Nothing that a peer sends makes it allocate, panic, loop without bound, or touch a byte that a live key does not cover.
 #![forbid(unsafe_code)]
 
+mod acks;
+mod burst;
 mod counters;
 mod device;
+mod feedback;
+mod gather;
+mod list;
+mod qp;
+mod replies;
+mod requester;
+mod responder;
+mod ring;
+mod rnr;
+mod segment;
 mod state;
+mod timer;
+mod traffic;
+mod ud;
 mod wr;
 
 pub use counters::Counters;

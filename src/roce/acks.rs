@@ -156,8 +156,15 @@ impl Qp {
     pub(super) fn retire(&mut self, cx: &mut Cx<'_>, end: Psn, implied: bool) {
         let mut reached = self.req.una;
         let mut lacking = None;
+        // What an earlier acknowledgement said of requests behind an unfinished READ still holds.
+        if end.distance(self.req.acked_end) > 0 {
+            self.req.acked_end = end;
+        }
+        let told = end;
+        let end = self.req.acked_end;
         while let Some(&wqe) = self.req.sq.front() {
-            if !wqe.started || end.distance(wqe.first) <= 0 {
+            let answered = wqe.answered_by_data() && wqe.done();
+            if !wqe.started || end.distance(wqe.first) <= 0 && !answered {
                 break;
             }
             if !wqe.done() {
@@ -165,12 +172,12 @@ impl Qp {
                 if have.distance(reached) > 0 {
                     reached = have;
                 }
-                if end.distance(have) > 0 {
+                if told.distance(have) > 0 {
                     lacking = Some(have);
                 }
                 break;
             }
-            if end.distance(wqe.end()) < 0 {
+            if end.distance(wqe.end()) < 0 && !answered {
                 if end.distance(reached) > 0 {
                     reached = end;
                 }
@@ -380,6 +387,8 @@ impl Qp {
             self.go_back(una);
             return;
         }
+        // The oldest in any case: if the peer has it, it waits for a receive there, and says so again.
+        r.held.remove(r.una);
         let mut psn = r.una;
         for i in 0.. {
             let Some(&wqe) = r.sq.get(i) else { return };

@@ -73,6 +73,8 @@ pub(super) struct Requester {
     pub(super) next_psn: Psn,
     /// Oldest PSN not acknowledged.
     pub(super) una: Psn,
+    /// The PSN after the last that an acknowledgement covered; ahead of `una` while a READ before it is unfinished.
+    pub(super) acked_end: Psn,
     /// The PSN after the last that was ever sent.
     pub(super) sent_end: Psn,
     /// READs and atomics started and not answered, and the responses they still wait for.
@@ -119,6 +121,7 @@ impl Requester {
             at_packet: 0,
             next_psn: Psn::default(),
             una: Psn::default(),
+            acked_end: Psn::default(),
             sent_end: Psn::default(),
             reads: 0,
             read_packets: 0,
@@ -149,6 +152,7 @@ impl Requester {
     pub(super) fn connect(&mut self, rts: &Rts, extended: bool) {
         self.next_psn = rts.sq_psn;
         self.una = rts.sq_psn;
+        self.acked_end = rts.sq_psn;
         self.sent_end = rts.sq_psn;
         self.timeout = if rts.timeout == Span::ZERO { TIMEOUT } else { rts.timeout };
         self.retry_count = u32::from(rts.retry_count);

@@ -13,6 +13,7 @@ struct Expected {
     end: usize,
     addr: u64,
     data: Vec<u8>,
+    op: SendOp,
 }
 
 fn run(seed: u64, extended: bool, faults: Faults) {
@@ -71,11 +72,11 @@ fn run(seed: u64, extended: bool, faults: Faults) {
         match wr.op {
             SendOp::Write | SendOp::WriteImm(_) | SendOp::Send | SendOp::SendImm(_) => {
                 let data = net.fill(end, from, len as usize);
-                expected.push(Expected { end: peer, addr: to, data });
+                expected.push(Expected { end: peer, addr: to, data, op: wr.op });
             }
             SendOp::Read => {
                 let data = net.fill(peer, from, len as usize);
-                expected.push(Expected { end, addr: to, data });
+                expected.push(Expected { end, addr: to, data, op: wr.op });
             }
             _ => {}
         }
@@ -125,17 +126,28 @@ fn run(seed: u64, extended: bool, faults: Faults) {
     for end in &net.ends {
         let ids: Vec<u64> = end.cqes.iter().filter(|c| is_request(c)).map(|c| c.id).collect();
         assert!(ids.is_sorted_by(|a, b| a < b), "seed {seed}: in order and once: {ids:?}");
-        assert!(end.cqes.iter().all(|c| c.status == Status::Success), "seed {seed}");
+        let bad = end.cqes.iter().find(|c| c.status != Status::Success);
+        assert_eq!(bad, None, "seed {seed} extended {extended}: {:?}", end.device.counters());
     }
 }
 
 fn finish(net: &mut Net, seed: u64, extended: bool, expected: &mut Vec<Expected>) {
     let quiet = net.run(net.now + Span::from_secs(20));
+    if std::env::var("TRACE").is_ok() {
+        for e in &net.ends {
+            for c in &e.cqes {
+                eprintln!("{c:?}");
+            }
+        }
+    }
     assert!(quiet, "seed {seed} extended {extended}: still busy after 20 s; {:?}", net.ends[0].device.counters());
     for e in expected.drain(..) {
+        if std::env::var("TRACE").is_ok() {
+            eprintln!("exp {} {} {} {:?}", e.end, e.addr, e.data.len(), e.op);
+        }
         let got = net.bytes(e.end, e.addr, e.data.len());
         let differs = got.iter().zip(&e.data).position(|(a, b)| a != b);
-        assert_eq!(differs, None, "seed {seed} extended {extended}: end {} address {}", e.end, e.addr);
+        assert_eq!(differs, None, "seed {seed} extended {extended}: end {} address {} {:?}", e.end, e.addr, e.op);
     }
     assert!(net.now < Time::ZERO + Span::from_secs(40));
 }
@@ -173,4 +185,18 @@ fn reordering_alone_loses_nothing() {
         run(seed, false, faults);
         run(seed, true, faults);
     }
+}
+
+#[test]
+#[ignore]
+fn dbg() {
+    let seed = std::env::var("SEED").unwrap().parse().unwrap();
+    let extended = std::env::var("EXT").is_ok();
+    let mut f = Faults::default();
+    let g = |n: &str| std::env::var(n).ok().and_then(|v| v.parse().ok()).unwrap_or(0);
+    f.loss = g("LOSS");
+    f.duplicate = g("DUP");
+    f.reorder = g("REO");
+    f.mark = g("MARK");
+    run(seed, extended, f);
 }

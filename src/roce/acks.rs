@@ -59,7 +59,9 @@ impl Qp {
             Syndrome::Nak(NakCode::PsnSequence) => {
                 cx.counters.packet_seq_err += 1;
                 self.retire(cx, psn, true);
-                self.go_back_once(cx, psn);
+                if self.go_back_once(cx, psn) && self.extended() {
+                    self.resend_ordered(psn);
+                }
             }
             Syndrome::Nak(code) => {
                 self.retire(cx, psn, true);
@@ -193,8 +195,8 @@ impl Qp {
                     0
                 }
             };
-            if !wqe.resent {
-                self.sample(cx.now.since(wqe.sent_at));
+            if let Some(rtt) = self.req.round_trip(&wqe, cx.now) {
+                self.sample(rtt);
             }
             self.complete_request(cx, &wqe, Status::Success);
         }
@@ -276,14 +278,42 @@ impl Qp {
     }
 
     /// The same, but not again for one packet within a round trip: the NAK may be an echo of what was already sent again.
-    fn go_back_once(&mut self, cx: &mut Cx<'_>, psn: Psn) {
+    /// Returns whether it did.
+    fn go_back_once(&mut self, cx: &mut Cx<'_>, psn: Psn) -> bool {
         let r = &mut self.req;
         let within = r.srtt.unwrap_or(ECHO);
         if r.went_back.is_some_and(|(to, at)| to == psn && cx.now < at + within) {
-            return;
+            return false;
         }
         r.went_back = Some((psn, cx.now));
         self.go_back(psn);
+        true
+    }
+
+    /// A planespray peer keeps WRITEs that come early; a NAK says that it dropped whatever else followed `psn`.
+    fn resend_ordered(&mut self, psn: Psn) {
+        let r = &mut self.req;
+        let mut at = psn;
+        for wqe in r.sq.iter().take_while(|w| w.started) {
+            let single = matches!(wqe.wr.op, SendOp::Write | SendOp::WriteImm(_));
+            if single || wqe.done() && wqe.answered_by_data() || wqe.end().distance(psn) <= 0 {
+                continue;
+            }
+            if wqe.answered_by_data() {
+                at = wqe.first.add(wqe.got);
+            } else if wqe.first.distance(at) > 0 {
+                at = wqe.first;
+            }
+            // One packet asks for all of a READ.
+            let end = if wqe.answered_by_data() { at.add(1) } else { wqe.end() };
+            while at.distance(end) < 0 {
+                if at.distance(r.sent_end) >= 0 || at.distance(r.una) >= WINDOW as i32 {
+                    return;
+                }
+                r.lost.insert(at);
+                at = at.add(1);
+            }
+        }
     }
 
     /// Takes what a planespray peer says it has.

@@ -101,6 +101,8 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     pub(super) rnr_tries: u32,
     pub(super) rnr_retry: u32,
+    /// When anything was last sent again.
+    pub(super) resent_at: Option<Time>,
     /// Where the last NAK sent us back to, and when.
     pub(super) went_back: Option<(Psn, Time)>,
 
@@ -141,6 +143,7 @@ impl Requester {
             rnr_until: None,
             rnr_tries: 0,
             rnr_retry: 7,
+            resent_at: None,
             went_back: None,
             acked: 0,
             marked: 0,
@@ -190,8 +193,14 @@ impl Requester {
     /// The retransmission timeout now.
     #[inline]
     pub(super) fn rto(&self) -> Span {
-        let adaptive = self.srtt.map_or(Span::ZERO, |s| s.saturating_mul(4));
+        let adaptive = self.srtt.map_or(Span::ZERO, |s| s.saturating_mul(4)).min(self.timeout.saturating_mul(16));
         self.timeout.max(adaptive).saturating_mul(1 << self.backoff)
+    }
+
+    /// How long the request took, unless a loss may have held it up: its own or another's before it.
+    pub(super) fn round_trip(&self, wqe: &Wqe, now: Time) -> Option<Span> {
+        let clean = !wqe.resent && self.resent_at.is_none_or(|at| at < wqe.sent_at);
+        clean.then(|| now.since(wqe.sent_at))
     }
 
     /// Index of the started request that `psn` belongs to.
@@ -300,6 +309,7 @@ impl Qp {
         let (psn, end) = (wqe.first.add(packet), wqe.first.add(after));
         if psn.distance(r.sent_end) < 0 {
             slot.resent = true;
+            r.resent_at = Some(cx.now);
             r.retransmits += 1;
             cx.counters.retransmits += 1;
         }
@@ -334,6 +344,7 @@ impl Qp {
         let r = &mut self.req;
         r.lost.remove(psn);
         r.sq[index].resent = true;
+        r.resent_at = Some(cx.now);
         r.retransmits += 1;
         cx.counters.retransmits += 1;
         r.note_order(psn);

@@ -203,15 +203,20 @@ impl Qp {
             self.place_early(cx, psn, ahead as u32, packet);
         } else {
             cx.counters.out_of_sequence += 1;
-            if !self.resp.nak_given {
-                self.resp.nak_given = true;
-                self.resp.nak = Some((self.resp.epsn, Syndrome::Nak(NakCode::PsnSequence)));
-            }
+            self.nak_sequence();
         }
         if self.state != QpState::Err && self.extended() {
             let gap = ahead > 0 || !self.resp.held.is_empty();
             let rtt = self.req.srtt;
             self.resp.report.consider(cx.now, gap, rtt);
+        }
+    }
+
+    /// Says once that `epsn` is missing.
+    fn nak_sequence(&mut self) {
+        if !self.resp.nak_given {
+            self.resp.nak_given = true;
+            self.resp.nak = Some((self.resp.epsn, Syndrome::Nak(NakCode::PsnSequence)));
         }
     }
 
@@ -454,7 +459,12 @@ impl Qp {
     /// Places a WRITE of a planespray peer before its turn.
     fn place_early(&mut self, cx: &mut Cx<'_>, psn: Psn, ahead: u32, packet: &Packet<'_>) {
         let op = packet.header.bth.opcode;
-        if ahead >= WINDOW || !matches!(op, Opcode::WRITE_ONLY | Opcode::WRITE_ONLY_IMM) {
+        if ahead >= WINDOW {
+            return;
+        }
+        if !matches!(op, Opcode::WRITE_ONLY | Opcode::WRITE_ONLY_IMM) {
+            // Dropped, and feedback cannot say so.
+            self.nak_sequence();
             return;
         }
         if self.resp.held.has(psn) {

@@ -187,20 +187,6 @@ impl Net {
                 return;
             }
         }
-        if std::env::var("TRACE").is_ok() {
-            let p = Packet::parse(&bytes).unwrap();
-            let h = &p.header;
-            eprintln!(
-                "{:?} {from}-> {:#x} psn {} len {} ar {} {:?} {:?}",
-                self.now,
-                h.bth.opcode.0,
-                h.bth.psn.get(),
-                p.payload.len(),
-                h.bth.ack_req,
-                h.aeth,
-                h.reth.map(|r| r.len)
-            );
-        }
         let mut hit = |share| self.rng.u32(..1000) < share;
         if self.faults.cut || hit(self.faults.loss) {
             return;

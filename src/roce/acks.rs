@@ -59,7 +59,9 @@ impl Qp {
             Syndrome::Nak(NakCode::PsnSequence) => {
                 cx.counters.packet_seq_err += 1;
                 self.retire(cx, psn, true);
-                self.go_back_once(cx, psn);
+                if self.go_back_once(cx, psn) && self.extended() {
+                    self.resend_ordered(psn);
+                }
             }
             Syndrome::Nak(code) => {
                 self.retire(cx, psn, true);
@@ -156,8 +158,15 @@ impl Qp {
     pub(super) fn retire(&mut self, cx: &mut Cx<'_>, end: Psn, implied: bool) {
         let mut reached = self.req.una;
         let mut lacking = None;
+        // What an earlier acknowledgement said of requests behind an unfinished READ still holds.
+        if end.distance(self.req.acked_end) > 0 {
+            self.req.acked_end = end;
+        }
+        let told = end;
+        let end = self.req.acked_end;
         while let Some(&wqe) = self.req.sq.front() {
-            if !wqe.started || end.distance(wqe.first) <= 0 {
+            let answered = wqe.answered_by_data() && wqe.done();
+            if !wqe.started || end.distance(wqe.first) <= 0 && !answered {
                 break;
             }
             if !wqe.done() {
@@ -165,12 +174,12 @@ impl Qp {
                 if have.distance(reached) > 0 {
                     reached = have;
                 }
-                if end.distance(have) > 0 {
+                if told.distance(have) > 0 {
                     lacking = Some(have);
                 }
                 break;
             }
-            if end.distance(wqe.end()) < 0 {
+            if end.distance(wqe.end()) < 0 && !answered {
                 if end.distance(reached) > 0 {
                     reached = end;
                 }
@@ -186,8 +195,8 @@ impl Qp {
                     0
                 }
             };
-            if !wqe.resent {
-                self.sample(cx.now.since(wqe.sent_at));
+            if let Some(rtt) = self.req.round_trip(&wqe, cx.now) {
+                self.sample(rtt);
             }
             self.complete_request(cx, &wqe, Status::Success);
         }
@@ -269,14 +278,42 @@ impl Qp {
     }
 
     /// The same, but not again for one packet within a round trip: the NAK may be an echo of what was already sent again.
-    fn go_back_once(&mut self, cx: &mut Cx<'_>, psn: Psn) {
+    /// Returns whether it did.
+    fn go_back_once(&mut self, cx: &mut Cx<'_>, psn: Psn) -> bool {
         let r = &mut self.req;
         let within = r.srtt.unwrap_or(ECHO);
         if r.went_back.is_some_and(|(to, at)| to == psn && cx.now < at + within) {
-            return;
+            return false;
         }
         r.went_back = Some((psn, cx.now));
         self.go_back(psn);
+        true
+    }
+
+    /// A planespray peer keeps WRITEs that come early; a NAK says that it dropped whatever else followed `psn`.
+    fn resend_ordered(&mut self, psn: Psn) {
+        let r = &mut self.req;
+        let mut at = psn;
+        for wqe in r.sq.iter().take_while(|w| w.started) {
+            let single = matches!(wqe.wr.op, SendOp::Write | SendOp::WriteImm(_));
+            if single || wqe.done() && wqe.answered_by_data() || wqe.end().distance(psn) <= 0 {
+                continue;
+            }
+            if wqe.answered_by_data() {
+                at = wqe.first.add(wqe.got);
+            } else if wqe.first.distance(at) > 0 {
+                at = wqe.first;
+            }
+            // One packet asks for all of a READ.
+            let end = if wqe.answered_by_data() { at.add(1) } else { wqe.end() };
+            while at.distance(end) < 0 {
+                if at.distance(r.sent_end) >= 0 || at.distance(r.una) >= WINDOW as i32 {
+                    return;
+                }
+                r.lost.insert(at);
+                at = at.add(1);
+            }
+        }
     }
 
     /// Takes what a planespray peer says it has.
@@ -380,6 +417,8 @@ impl Qp {
             self.go_back(una);
             return;
         }
+        // The oldest in any case: if the peer has it, it waits for a receive there, and says so again.
+        r.held.remove(r.una);
         let mut psn = r.una;
         for i in 0.. {
             let Some(&wqe) = r.sq.get(i) else { return };

@@ -264,6 +264,12 @@ impl Device {
             return Err(PostError::Full);
         }
         qp.resp.rq.push_back(*wr);
+        if qp.resp.waits_for_receive() {
+            if let (Some(qp), mut cx) = self.split(slot, Time::ZERO) {
+                qp.take_deferred(&mut cx);
+            }
+            self.settle(slot);
+        }
         Ok(())
     }
 

@@ -198,8 +198,8 @@ impl Qp {
             SendOp::FetchAdd(_) => CqeKind::FetchAdd,
             SendOp::CompareSwap { .. } => CqeKind::CompareSwap,
         };
-        let rtt =
-            (status == Status::Success && self.kind == QpKind::Rc && !wqe.resent).then(|| cx.now.since(wqe.sent_at));
+        let clean = status == Status::Success && self.kind == QpKind::Rc;
+        let rtt = if clean { self.req.round_trip(wqe, cx.now) } else { None };
         let marks = self.req.take_marks(self.link.extension.is_some());
         let retransmits = std::mem::take(&mut self.req.retransmits);
         self.sq_unpolled += 1;

@@ -73,6 +73,8 @@ pub(super) struct Requester {
     pub(super) next_psn: Psn,
     /// Oldest PSN not acknowledged.
     pub(super) una: Psn,
+    /// The PSN after the last that an acknowledgement covered; ahead of `una` while a READ before it is unfinished.
+    pub(super) acked_end: Psn,
     /// The PSN after the last that was ever sent.
     pub(super) sent_end: Psn,
     /// READs and atomics started and not answered, and the responses they still wait for.
@@ -99,6 +101,8 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     pub(super) rnr_tries: u32,
     pub(super) rnr_retry: u32,
+    /// When anything was last sent again.
+    pub(super) resent_at: Option<Time>,
     /// Where the last NAK sent us back to, and when.
     pub(super) went_back: Option<(Psn, Time)>,
 
@@ -119,6 +123,7 @@ impl Requester {
             at_packet: 0,
             next_psn: Psn::default(),
             una: Psn::default(),
+            acked_end: Psn::default(),
             sent_end: Psn::default(),
             reads: 0,
             read_packets: 0,
@@ -138,6 +143,7 @@ impl Requester {
             rnr_until: None,
             rnr_tries: 0,
             rnr_retry: 7,
+            resent_at: None,
             went_back: None,
             acked: 0,
             marked: 0,
@@ -149,6 +155,7 @@ impl Requester {
     pub(super) fn connect(&mut self, rts: &Rts, extended: bool) {
         self.next_psn = rts.sq_psn;
         self.una = rts.sq_psn;
+        self.acked_end = rts.sq_psn;
         self.sent_end = rts.sq_psn;
         self.timeout = if rts.timeout == Span::ZERO { TIMEOUT } else { rts.timeout };
         self.retry_count = u32::from(rts.retry_count);
@@ -186,8 +193,14 @@ impl Requester {
     /// The retransmission timeout now.
     #[inline]
     pub(super) fn rto(&self) -> Span {
-        let adaptive = self.srtt.map_or(Span::ZERO, |s| s.saturating_mul(4));
+        let adaptive = self.srtt.map_or(Span::ZERO, |s| s.saturating_mul(4)).min(self.timeout.saturating_mul(16));
         self.timeout.max(adaptive).saturating_mul(1 << self.backoff)
+    }
+
+    /// How long the request took, unless a loss may have held it up: its own or another's before it.
+    pub(super) fn round_trip(&self, wqe: &Wqe, now: Time) -> Option<Span> {
+        let clean = !wqe.resent && self.resent_at.is_none_or(|at| at < wqe.sent_at);
+        clean.then(|| now.since(wqe.sent_at))
     }
 
     /// Index of the started request that `psn` belongs to.
@@ -296,6 +309,7 @@ impl Qp {
         let (psn, end) = (wqe.first.add(packet), wqe.first.add(after));
         if psn.distance(r.sent_end) < 0 {
             slot.resent = true;
+            r.resent_at = Some(cx.now);
             r.retransmits += 1;
             cx.counters.retransmits += 1;
         }
@@ -330,6 +344,7 @@ impl Qp {
         let r = &mut self.req;
         r.lost.remove(psn);
         r.sq[index].resent = true;
+        r.resent_at = Some(cx.now);
         r.retransmits += 1;
         cx.counters.retransmits += 1;
         r.note_order(psn);

@@ -141,6 +141,12 @@ impl Responder {
         self.report.stop();
     }
 
+    /// Whether a WRITE with immediate that was placed early waits for a receive.
+    #[inline]
+    pub(super) fn waits_for_receive(&self) -> bool {
+        self.held.has(self.epsn)
+    }
+
     #[inline]
     pub(super) fn wake_at(&self) -> Option<Time> {
         self.report.at
@@ -151,6 +157,13 @@ impl Responder {
     }
 
     fn note_for_ack(&mut self, packet: &Packet<'_>) {
+        if matches!(packet.header.bth.opcode, Opcode::READ_REQUEST | Opcode::FETCH_ADD | Opcode::COMPARE_SWAP) {
+            // The response acknowledges this and everything before.
+            self.ack_now = false;
+            self.unacked = 0;
+            self.unacked_bytes = 0;
+            return;
+        }
         self.unacked += 1;
         self.unacked_bytes = self.unacked_bytes.saturating_add(packet.payload.len() as u32);
         if packet.header.bth.ack_req || self.unacked >= ACK_EVERY || self.unacked_bytes >= ACK_BYTES {
@@ -177,6 +190,8 @@ impl Qp {
                 Ok(taken) => {
                     self.resp.nak_given = false;
                     self.resp.nak = None;
+                    // It may be one that waited for a receive.
+                    self.resp.held.remove(psn);
                     self.resp.epsn = psn.add(taken);
                     self.resp.note_for_ack(packet);
                     self.take_deferred(cx);
@@ -188,15 +203,20 @@ impl Qp {
             self.place_early(cx, psn, ahead as u32, packet);
         } else {
             cx.counters.out_of_sequence += 1;
-            if !self.resp.nak_given {
-                self.resp.nak_given = true;
-                self.resp.nak = Some((self.resp.epsn, Syndrome::Nak(NakCode::PsnSequence)));
-            }
+            self.nak_sequence();
         }
         if self.state != QpState::Err && self.extended() {
             let gap = ahead > 0 || !self.resp.held.is_empty();
             let rtt = self.req.srtt;
             self.resp.report.consider(cx.now, gap, rtt);
+        }
+    }
+
+    /// Says once that `epsn` is missing.
+    fn nak_sequence(&mut self) {
+        if !self.resp.nak_given {
+            self.resp.nak_given = true;
+            self.resp.nak = Some((self.resp.epsn, Syndrome::Nak(NakCode::PsnSequence)));
         }
     }
 
@@ -439,7 +459,12 @@ impl Qp {
     /// Places a WRITE of a planespray peer before its turn.
     fn place_early(&mut self, cx: &mut Cx<'_>, psn: Psn, ahead: u32, packet: &Packet<'_>) {
         let op = packet.header.bth.opcode;
-        if ahead >= WINDOW || !matches!(op, Opcode::WRITE_ONLY | Opcode::WRITE_ONLY_IMM) {
+        if ahead >= WINDOW {
+            return;
+        }
+        if !matches!(op, Opcode::WRITE_ONLY | Opcode::WRITE_ONLY_IMM) {
+            // Dropped, and feedback cannot say so.
+            self.nak_sequence();
             return;
         }
         if self.resp.held.has(psn) {
@@ -459,16 +484,19 @@ impl Qp {
     }
 
     /// Counts in what was placed early and is no longer early.
-    fn take_deferred(&mut self, cx: &mut Cx<'_>) {
+    ///
+    /// An immediate that finds no receive stays where it is, for what was reported as placed is not taken back: it is
+    /// looked at again when a receive is posted, or when the peer sends it again after the pause.
+    pub(super) fn take_deferred(&mut self, cx: &mut Cx<'_>) {
         while self.resp.held.has(self.resp.epsn) {
             let psn = self.resp.epsn;
-            self.resp.held.remove(psn);
             let Some(&deferred) = self.resp.deferred.get((psn.get() % WINDOW) as usize) else { return };
             if deferred.imm.is_some() && self.resp.rq.is_empty() {
-                // It will come again: the bytes are the same, and the immediate finds a receive then.
                 self.refuse(cx, psn, Refusal::Rnr);
                 return;
             }
+            self.resp.nak = None;
+            self.resp.held.remove(psn);
             self.end_write(cx, deferred.imm, deferred.len);
             self.resp.epsn = psn.add(1);
             self.resp.unacked += 1;

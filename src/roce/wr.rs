@@ -225,7 +225,7 @@ pub struct Cqe {
     pub imm: Option<u32>,
     /// UD receives: the sender's queue pair.
     pub src_qpn: Option<Qpn>,
-    /// Requests: from the first packet sent to the acknowledgement; `None` if anything was sent twice.
+    /// Requests: from the first packet sent to the acknowledgement; `None` if a loss may have held it up.
     pub rtt: Option<Span>,
     /// Requests: packets acknowledged and congestion marks learned since the queue pair's last request completed.
     ///

@@ -13,6 +13,7 @@ struct Expected {
     end: usize,
     addr: u64,
     data: Vec<u8>,
+    op: SendOp,
 }
 
 fn run(seed: u64, extended: bool, faults: Faults) {
@@ -71,11 +72,11 @@ fn run(seed: u64, extended: bool, faults: Faults) {
         match wr.op {
             SendOp::Write | SendOp::WriteImm(_) | SendOp::Send | SendOp::SendImm(_) => {
                 let data = net.fill(end, from, len as usize);
-                expected.push(Expected { end: peer, addr: to, data });
+                expected.push(Expected { end: peer, addr: to, data, op: wr.op });
             }
             SendOp::Read => {
                 let data = net.fill(peer, from, len as usize);
-                expected.push(Expected { end, addr: to, data });
+                expected.push(Expected { end, addr: to, data, op: wr.op });
             }
             _ => {}
         }
@@ -125,7 +126,8 @@ fn run(seed: u64, extended: bool, faults: Faults) {
     for end in &net.ends {
         let ids: Vec<u64> = end.cqes.iter().filter(|c| is_request(c)).map(|c| c.id).collect();
         assert!(ids.is_sorted_by(|a, b| a < b), "seed {seed}: in order and once: {ids:?}");
-        assert!(end.cqes.iter().all(|c| c.status == Status::Success), "seed {seed}");
+        let bad = end.cqes.iter().find(|c| c.status != Status::Success);
+        assert_eq!(bad, None, "seed {seed} extended {extended}: {:?}", end.device.counters());
     }
 }
 
@@ -135,7 +137,7 @@ fn finish(net: &mut Net, seed: u64, extended: bool, expected: &mut Vec<Expected>
     for e in expected.drain(..) {
         let got = net.bytes(e.end, e.addr, e.data.len());
         let differs = got.iter().zip(&e.data).position(|(a, b)| a != b);
-        assert_eq!(differs, None, "seed {seed} extended {extended}: end {} address {}", e.end, e.addr);
+        assert_eq!(differs, None, "seed {seed} extended {extended}: end {} address {} {:?}", e.end, e.addr, e.op);
     }
     assert!(net.now < Time::ZERO + Span::from_secs(40));
 }
@@ -170,6 +172,26 @@ fn losses_duplicates_and_reordering() {
 fn reordering_alone_loses_nothing() {
     for seed in 2000..2060 {
         let faults = Faults { reorder: 300, ..Faults::default() };
+        run(seed, false, faults);
+        run(seed, true, faults);
+    }
+}
+
+/// More seeds, worse links. `SEEDS=from..to` chooses others.
+#[test]
+#[ignore = "takes minutes"]
+fn many() {
+    let range = std::env::var("SEEDS").unwrap_or_else(|_| "10000..12000".into());
+    let (from, to) = range.split_once("..").expect("from..to");
+    for seed in from.parse().expect("a number")..to.parse().expect("a number") {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let faults = Faults {
+            loss: rng.u32(..60),
+            duplicate: rng.u32(..60),
+            reorder: rng.u32(..200),
+            mark: rng.u32(..100),
+            cut: false,
+        };
         run(seed, false, faults);
         run(seed, true, faults);
     }

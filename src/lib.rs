@@ -3,8 +3,10 @@
 #![warn(missing_docs)]
 
 pub mod class;
+pub mod congestion;
 pub mod lanes;
 pub mod mem;
+pub mod path;
 pub mod roce;
 pub mod seq;
 pub mod spray;

@@ -45,10 +45,12 @@
 pub mod api;
 pub mod bootstrap;
 pub mod class;
+pub mod congestion;
 pub mod embedded;
 pub mod engine;
 pub mod lanes;
 pub mod mem;
+pub mod path;
 pub mod roce;
 pub mod seq;
 pub mod sim;

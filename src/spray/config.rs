@@ -28,9 +28,9 @@ pub struct SessionConfig {
     pub channels: usize,
     /// Channels that may ever exist; the peer cannot make more.
     pub max_channels: usize,
-    /// Messages (sends and one-sided operations) that may be outstanding.
+    /// Messages (sends and one-sided operations) that may be outstanding, at most 65,536.
     pub max_sends: usize,
-    /// Receives that may be outstanding.
+    /// Receives that may be outstanding, at most 65,536.
     pub max_receives: usize,
     /// Grant every receive when it is posted, also one that an eager message could fill.
     pub grant_always: bool,
@@ -71,8 +71,8 @@ impl SessionConfig {
         self.split_floor = self.split_floor.max(1);
         self.max_channels = self.max_channels.clamp(1, 1 << 24);
         self.channels = self.channels.min(self.max_channels);
-        self.max_sends = self.max_sends.clamp(1, 1 << 24);
-        self.max_receives = self.max_receives.clamp(1, 1 << 24);
+        self.max_sends = self.max_sends.clamp(1, 1 << 16);
+        self.max_receives = self.max_receives.clamp(1, 1 << 16);
         self
     }
 

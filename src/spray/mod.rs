@@ -2,14 +2,33 @@
 //!
 //! Sans-IO: it speaks of lanes, chunks, keys and times, never of packets, sockets or clocks.
 //! `docs/protocol.md` has the byte layouts and the rules.
+#![forbid(unsafe_code)]
 
+mod bitmap;
+mod channel;
+mod chunk;
 mod config;
+mod control;
+mod credit;
+mod eager;
 mod failure;
+mod grant;
+mod incoming;
+mod intake;
+mod lane;
 mod message;
+mod outgoing;
+mod post;
+mod receive;
+mod select;
+mod send;
 mod session;
+mod slab;
+mod slots;
 mod stats;
 
 pub use config::{LaneKind, LaneRole, SessionConfig};
+pub use control::{FEATURES, VERSION};
 pub use failure::{Failure, PeerReason, Violation};
 pub use message::{Done, DoneKind, Event, MessageId, OneSided, Post, Recv, Refused, Send, Source};
 pub use session::Session;

@@ -1,27 +1,118 @@
-//! One peer's session.
-#![forbid(unsafe_code)]
+//! One peer's session: its state, its making and its end. The other files of this directory add what it does.
 
-use super::config::{LaneRole, SessionConfig};
+use std::collections::VecDeque;
+
+use super::bitmap::BitPool;
+use super::channel::Channels;
+use super::chunk::ChunkTable;
+use super::config::{LaneKind, LaneRole, SessionConfig};
+use super::eager::EagerPool;
 use super::failure::Failure;
-use super::message::{Done, Event, MessageId, OneSided, Post, Recv, Refused, Send};
-use super::stats::SessionStats;
-use crate::lanes::{Completion, LaneEvent, LaneId, MrId};
+use super::grant::{Grant, SLOTS, Slots};
+use super::incoming::Incoming;
+use super::intake::{CHUNK, CONTROL};
+use super::lane::{ClassState, Lane};
+use super::message::{Done, Event, Refused};
+use super::outgoing::Outgoing;
+use super::select::{Budgets, MAX_CLASS_LANES};
+use super::slab::{Key, Slab};
+use super::slots::SendSlots;
+use super::stats::{MessageStats, SessionStats};
+use crate::class::Class;
+use crate::lanes::{Completed, Completion, LaneId, MAX_PORTS, MrId, Status};
 use crate::mem::Region;
-use crate::time::Time;
+use crate::time::{Span, Time};
+
+/// No lane.
+pub(super) const NO_LANE: u16 = u16::MAX;
+/// Lanes that a session may have: peer indices.
+const MAX_LANES: usize = 4096;
+/// How long a lane whose queue was full is left alone if nothing completes on it.
+const RETRY: Span = Span::from_micros(50);
+
+/// A control record to write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Pending {
+    Grant(Key),
+    Request(Key),
+    Total(Key),
+    Failed { channel: u32, number: u32, reason: u8 },
+    Budget { port: u8, bytes: Option<u64> },
+    Bye,
+}
+
+/// How far our goodbye is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Goodbye {
+    No,
+    Queued,
+    Acked,
+}
 
 /// Everything that two engines share about each other: lanes, windows, channels, messages under way.
 ///
-/// After any call that takes `now`, call [`Session::poll_post`] until it returns `None`, and
-/// [`Session::poll_done`] and [`Session::poll_event`] likewise.
+/// After any call, call [`Session::poll_post`] until it returns `None`, and [`Session::poll_done`] and
+/// [`Session::poll_event`] likewise.
 ///
 /// Both ends add the same lanes, call [`Session::start`], post everything that [`Session::poll_post`] gives, and only then
 /// tell each other (by the bootstrap) that they are ready; nothing may be sent before: credits start at the agreed numbers
 /// of posted receives.
 #[derive(Debug)]
 pub struct Session {
-    config: SessionConfig,
-    lanes: Vec<(LaneId, LaneRole)>,
-    closed: Option<Failure>,
+    pub(super) config: SessionConfig,
+    pub(super) slot_bytes: u32,
+    pub(super) control: Region,
+    pub(super) control_mr: MrId,
+    pub(super) local_ports: usize,
+    pub(super) lanes: Vec<Lane>,
+    /// Lanes by [`LaneId::index`], and by peer index.
+    by_id: Vec<u16>,
+    pub(super) by_peer: Vec<u16>,
+    blocks: u64,
+    free_blocks: Vec<u64>,
+    pub(super) classes: [ClassState; 3],
+    pub(super) channels: Channels,
+
+    pub(super) outgoing: Slab<Outgoing>,
+    pub(super) chunks: ChunkTable,
+    /// Grants that came before their sends.
+    pub(super) grants: Slab<Grant>,
+    /// Numbers that the peer has granted and we have not sent, in ring entries.
+    pub(super) tx_ahead: u32,
+    pub(super) send_slots: SendSlots,
+    pub(super) budgets: Budgets,
+    /// Eager messages that the peer accepts in all, and that we have sent or reserved.
+    pub(super) eager_limit: u32,
+    pub(super) eager_used: u32,
+
+    pub(super) incoming: Slab<Incoming>,
+    pub(super) slots: Slots,
+    pub(super) bits: BitPool,
+    /// Receives that wait for a slot.
+    pub(super) slotless: VecDeque<Key>,
+    /// Numbers that the peer has spoken of and we have no receive for, in ring entries.
+    pub(super) rx_ahead: u32,
+    pub(super) pool: EagerPool,
+
+    /// Lanes that miss receives.
+    pub(super) repost: VecDeque<u16>,
+    pub(super) done: VecDeque<Done>,
+    pub(super) events: VecDeque<Event>,
+    pub(super) scratch: Vec<u8>,
+    pub(super) now: Time,
+    retry_at: Option<Time>,
+    started: bool,
+    pub(super) closing: bool,
+    pub(super) goodbye: Goodbye,
+    /// Sends that were taken.
+    pub(super) accepted: u64,
+    /// Messages of the peer whose fate is known here.
+    pub(super) arrived: u64,
+    /// Messages that the peer said it has sent in all.
+    pub(super) peer_total: Option<u64>,
+    pub(super) peer_closed: bool,
+    pub(super) over: Option<Failure>,
+    pub(super) counts: MessageStats,
 }
 
 impl Session {
@@ -32,10 +123,53 @@ impl Session {
     }
 
     /// A session without lanes. `control` is memory for the slots of all control lanes, registered as
-    /// `control_mr`; `local_ports` is the number of ports of this end's backend.
+    /// `control_mr`; `local_ports` (1..=8) is the number of ports of this end's backend.
     pub fn new(config: SessionConfig, control: Region, control_mr: MrId, local_ports: usize) -> Session {
-        let _ = (control, control_mr, local_ports);
-        Session { config: config.clamped(), lanes: Vec::new(), closed: None }
+        let config = config.clamped();
+        let slot_bytes = config.slot_bytes();
+        Session {
+            config,
+            slot_bytes,
+            control,
+            control_mr,
+            local_ports: local_ports.clamp(1, MAX_PORTS),
+            lanes: Vec::new(),
+            by_id: Vec::new(),
+            by_peer: vec![NO_LANE; MAX_LANES],
+            blocks: 0,
+            free_blocks: Vec::new(),
+            classes: Class::ALL.map(ClassState::new),
+            channels: Channels::new(config.channels, config.max_channels),
+            outgoing: Slab::new(config.max_sends),
+            chunks: ChunkTable::new(),
+            grants: Slab::new(SLOTS),
+            tx_ahead: 0,
+            send_slots: SendSlots::default(),
+            budgets: Budgets::new(),
+            eager_limit: u32::from(config.eager_buffers),
+            eager_used: 0,
+            incoming: Slab::new(config.max_receives),
+            slots: Slots::new(),
+            bits: BitPool::default(),
+            slotless: VecDeque::new(),
+            rx_ahead: 0,
+            pool: EagerPool::new(config.eager_buffers, config.eager_max),
+            repost: VecDeque::new(),
+            done: VecDeque::with_capacity(64),
+            events: VecDeque::new(),
+            scratch: vec![0; slot_bytes as usize],
+            now: Time::ZERO,
+            retry_at: None,
+            started: false,
+            closing: false,
+            goodbye: Goodbye::No,
+            accepted: 0,
+            arrived: 0,
+            peer_total: None,
+            peer_closed: false,
+            over: None,
+            counts: MessageStats::default(),
+        }
     }
 
     /// Adds a connected lane. Off the hot path: may allocate.
@@ -43,121 +177,267 @@ impl Session {
     /// # Errors
     /// [`Refused::Role`] if the role is out of range, its number is taken, or the control memory is used up.
     pub fn add_lane(&mut self, lane: LaneId, role: LaneRole) -> Result<(), Refused> {
-        self.lanes.push((lane, role));
+        let taken = |index: u16| self.lanes.get(index as usize).is_some_and(|l| l.dead.is_none());
+        if usize::from(role.peer_index) >= MAX_LANES
+            || usize::from(role.peer_port) >= MAX_PORTS
+            || usize::from(role.port.0) >= MAX_PORTS
+            || !(256..=4096).contains(&role.mtu)
+            || taken(self.by_peer[usize::from(role.peer_index)])
+            || self.lane_of(lane).is_some()
+            || self.lanes.len() >= usize::from(NO_LANE)
+        {
+            return Err(Refused::Role);
+        }
+        let class = &mut self.classes[role.class.index()];
+        let list = match role.kind {
+            LaneKind::Control => &mut class.control,
+            LaneKind::Data => &mut class.data,
+        };
+        // A dead lane's place goes to its successor.
+        let place = list.iter().position(|&l| self.lanes[l as usize].dead.is_some()).unwrap_or(list.len());
+        if place >= MAX_CLASS_LANES {
+            return Err(Refused::Role);
+        }
+        let mut block = 0;
+        if role.kind == LaneKind::Control {
+            let half = u64::from(self.config.control_slots) * u64::from(self.slot_bytes);
+            block = match self.free_blocks.pop() {
+                Some(block) => block,
+                None => {
+                    let block = self.blocks * 2 * half;
+                    if block + 2 * half > self.control.len() as u64 {
+                        return Err(Refused::Role);
+                    }
+                    self.blocks += 1;
+                    for i in 0..u64::from(self.config.control_slots) {
+                        self.send_slots.add(block + half + i * u64::from(self.slot_bytes));
+                    }
+                    block
+                }
+            };
+            class.control_live += 1;
+        } else {
+            class.data_live += 1;
+        }
+        let index = self.lanes.len() as u16;
+        match list.get_mut(place) {
+            Some(old) => *old = index,
+            None => list.push(index),
+        }
+        class.down = class.control_live == 0 || (class.data_live == 0 && !class.data.is_empty());
+        let made = Lane::new(lane, role, place as u16, block, &self.config);
+        if role.kind == LaneKind::Data {
+            class.refresh(&made, self.config.send_depth);
+        }
+        self.lanes.push(made);
+        if self.by_id.len() <= lane.index() {
+            self.by_id.resize(lane.index() + 1, NO_LANE);
+        }
+        self.by_id[lane.index()] = index;
+        self.by_peer[usize::from(role.peer_index)] = index;
+        if self.started {
+            self.want_repost(index);
+        }
         Ok(())
     }
 
     /// Forgets a lane whose queue pair was destroyed: what was outstanding on it counts as flushed.
     pub fn remove_lane(&mut self, now: Time, lane: LaneId) {
-        let _ = now;
-        self.lanes.retain(|l| l.0 != lane);
+        self.now = now;
+        let Some(index) = self.lane_of(lane) else { return };
+        let ids = self.chunks.on_lane(index).into_iter().map(|id| CHUNK | id);
+        let slots = self.send_slots.on_lane(index).into_iter().map(|slot| CONTROL | u64::from(slot));
+        for id in ids.chain(slots).collect::<Vec<_>>() {
+            let (what, status) = (Completed::Request, Status::Flushed);
+            self.handle(now, &Completion { lane, id, what, status, rtt: None, marks: None, retransmits: 0 });
+        }
+        self.lane_down(index, Status::Flushed);
+        self.by_id[lane.index()] = NO_LANE;
+        let lane = &mut self.lanes[index as usize];
+        if lane.role.kind == LaneKind::Control {
+            self.free_blocks.push(lane.block);
+        }
     }
 
     /// Bounds the bytes in flight towards one of the peer's ports, charged as [`charge`](crate::lanes::charge) does.
     pub fn set_peer_budget(&mut self, peer_port: u8, bytes: Option<u64>) {
-        let _ = (peer_port, bytes);
+        self.budgets.set(peer_port, bytes);
+    }
+
+    /// Tells the peer how many bytes may be in flight towards one of our ports.
+    pub fn announce_budget(&mut self, port: u8, bytes: Option<u64>) {
+        self.queue_record(Class::Latency, Pending::Budget { port, bytes });
     }
 
     /// Begins: the receives of all lanes come out of [`Session::poll_post`].
     pub fn start(&mut self, now: Time) {
-        let _ = now;
+        self.now = now;
+        self.started = true;
+        for index in 0..self.lanes.len() as u16 {
+            self.want_repost(index);
+        }
     }
 
-    /// Sends a message.
-    ///
-    /// # Errors
-    /// See [`Refused`]; the message was not taken.
-    pub fn send(&mut self, now: Time, msg: &Send) -> Result<MessageId, Refused> {
-        let _ = (now, msg);
-        Err(Refused::NoLanes)
-    }
-
-    /// Posts a receive.
-    ///
-    /// # Errors
-    /// See [`Refused`]; the receive was not taken.
-    pub fn receive(&mut self, now: Time, r: &Recv) -> Result<MessageId, Refused> {
-        let _ = (now, r);
-        Err(Refused::NoLanes)
-    }
-
-    /// Writes to a window of the peer.
-    ///
-    /// # Errors
-    /// See [`Refused`].
-    pub fn write(&mut self, now: Time, w: &OneSided) -> Result<MessageId, Refused> {
-        let _ = (now, w);
-        Err(Refused::NoLanes)
-    }
-
-    /// Reads from a window of the peer.
-    ///
-    /// # Errors
-    /// See [`Refused`].
-    pub fn read(&mut self, now: Time, r: &OneSided) -> Result<MessageId, Refused> {
-        let _ = (now, r);
-        Err(Refused::NoLanes)
-    }
-
-    /// Ends the session: every operation gets a [`Done`] with `why` at once. The lanes must be fenced or destroyed first.
+    /// Ends the session: every operation gets a [`Done`] with `why` at once. The lanes must be fenced or destroyed before,
+    /// since the memory of these operations goes back to the user.
     pub fn cancel_all(&mut self, why: Failure) {
-        self.closed = Some(why);
-    }
-
-    /// Takes in a completion of one of the session's lanes.
-    pub fn handle(&mut self, now: Time, c: &Completion) {
-        let _ = (now, c);
-    }
-
-    /// Takes in an event of a lane or port.
-    pub fn lane_event(&mut self, now: Time, e: &LaneEvent) {
-        let _ = (now, e);
-    }
-
-    /// The next thing to hand to the backend.
-    pub fn poll_post(&mut self, now: Time) -> Option<Post> {
-        let _ = now;
-        None
-    }
-
-    /// Gives back what [`Session::poll_post`] returned last, because the backend's queue was full.
-    pub fn posted_full(&mut self, post: Post) {
-        let _ = post;
-    }
-
-    /// The next operation that is over.
-    pub fn poll_done(&mut self) -> Option<Done> {
-        None
-    }
-
-    /// The next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        None
-    }
-
-    /// When [`Session::handle_timeout`] wants to be called.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        None
-    }
-
-    /// Runs the timers that are due.
-    pub fn handle_timeout(&mut self, now: Time) {
-        let _ = now;
+        self.end(why);
+        for index in 0..self.outgoing.bound() {
+            if let Some(m) = self.outgoing.at_mut(index) {
+                m.in_flight = 0;
+                self.finish_failed(index, why);
+            }
+        }
+        self.chunks.clear();
     }
 
     /// Takes no more sends; says goodbye to the peer once everything sent is acknowledged.
     pub fn close(&mut self, now: Time) {
-        let _ = now;
+        self.now = now;
+        self.closing = true;
+        self.say_goodbye();
+    }
+
+    /// Queues the goodbye if it is time.
+    pub(super) fn say_goodbye(&mut self) {
+        if self.closing && self.goodbye == Goodbye::No && self.outgoing.len() == 0 && self.over.is_none() {
+            self.goodbye = Goodbye::Queued;
+            self.queue_record(Class::Latency, Pending::Bye);
+        }
     }
 
     /// True when the goodbye is acknowledged or the session is over, and nothing of ours is under way.
     pub fn is_drained(&self) -> bool {
-        self.closed.is_some()
+        (self.over.is_some() || self.goodbye == Goodbye::Acked) && self.outgoing.len() == 0
+    }
+
+    /// Why the session is over, if it is.
+    pub fn failure(&self) -> Option<Failure> {
+        self.over
+    }
+
+    /// The session cannot go on: no more posts, and every operation ends with `why`. Operations with bytes in flight end
+    /// when their lanes have flushed.
+    pub(super) fn end(&mut self, why: Failure) {
+        if self.over.is_some() {
+            return;
+        }
+        self.over = Some(why);
+        self.events.push_back(Event::Failed(why));
+        for index in 0..self.incoming.bound() {
+            if self.incoming.at(index).is_some() {
+                self.end_receive(index, Err(why));
+            }
+        }
+        for index in 0..self.outgoing.bound() {
+            if self.outgoing.at(index).is_some() {
+                self.fail_send(index, why);
+            }
+        }
+        for class in &mut self.classes {
+            class.records.clear();
+            class.reports.clear();
+            class.resend.clear();
+            class.push = false;
+        }
+        self.repost.clear();
+        self.slotless.clear();
+    }
+
+    /// The next operation that is over.
+    pub fn poll_done(&mut self) -> Option<Done> {
+        self.done.pop_front()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Session::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.retry_at
+    }
+
+    /// Runs the timers that are due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.now = now;
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.retry_at = None;
+            for index in 0..self.lanes.len() as u16 {
+                self.lanes[index as usize].full = false;
+                self.lane_changed(index);
+            }
+        }
+    }
+
+    /// Notes that a lane's queue is full.
+    pub(super) fn lane_full(&mut self, index: u16) {
+        self.lanes[index as usize].full = true;
+        self.lane_changed(index);
+        let at = self.now + RETRY;
+        self.retry_at = Some(self.retry_at.map_or(at, |t| t.min(at)));
+    }
+
+    /// Brings what depends on a lane's state up to date.
+    pub(super) fn lane_changed(&mut self, index: u16) {
+        let lane = &self.lanes[index as usize];
+        if lane.role.kind == LaneKind::Data {
+            self.classes[lane.role.class.index()].refresh(lane, self.config.send_depth);
+        }
+        if lane.credits.missing > 0 && lane.is_usable() {
+            self.want_repost(index);
+        }
+    }
+
+    /// Puts a lane on the list of those that miss receives.
+    pub(super) fn want_repost(&mut self, index: u16) {
+        let lane = &mut self.lanes[index as usize];
+        if self.started && !lane.in_repost && lane.dead.is_none() {
+            lane.in_repost = true;
+            self.repost.push_back(index);
+        }
+    }
+
+    /// The session's index of a backend's lane.
+    #[inline]
+    pub(super) fn lane_of(&self, id: LaneId) -> Option<u16> {
+        let index = *self.by_id.get(id.index())?;
+        (self.lanes.get(index as usize)?.id == id).then_some(index)
+    }
+
+    /// The class whose control lanes carry records that would best go by `class`.
+    pub(super) fn control_class(&self, class: Class) -> Option<usize> {
+        let live = |c: &usize| self.classes[*c].control_live > 0;
+        Some(class.index()).filter(live).or_else(|| (0..3).find(live))
+    }
+
+    /// Queues a record on the control lanes of `class`, or of another one if it has none left.
+    pub(super) fn queue_record(&mut self, class: Class, record: Pending) {
+        if self.over.is_none()
+            && let Some(c) = self.control_class(class)
+        {
+            self.classes[c].records.push_back(record);
+        }
+    }
+
+    /// Channels that exist.
+    pub fn channels(&self) -> usize {
+        self.channels.len()
     }
 
     /// A snapshot.
     pub fn stats(&self) -> SessionStats {
-        let _ = &self.config;
-        SessionStats::default()
+        let mut stats = SessionStats { messages: self.counts, ..SessionStats::default() };
+        for lane in self.lanes.iter().map(Lane::stats) {
+            if let Some(port) = stats.ports.get_mut(usize::from(lane.port.0)) {
+                port.bytes += lane.bytes;
+                port.chunks += lane.chunks;
+                port.retransmits += lane.retransmits;
+                port.in_flight += lane.in_flight;
+            }
+            stats.lanes.push(lane);
+        }
+        stats
     }
 }

@@ -1,0 +1,265 @@
+//! One lane as its session sees it, and the lanes of a class.
+
+use std::collections::VecDeque;
+
+use super::config::{LaneKind, LaneRole, SessionConfig};
+use super::credit::Credits;
+use super::select::LaneSet;
+use super::session::Pending;
+use super::slab::List;
+use super::stats::LaneStats;
+use crate::class::Class;
+use crate::congestion::Window;
+use crate::lanes::{Completion, LaneId, Status, charge};
+use crate::path::{ONE, Path, Sample};
+use crate::time::Time;
+
+/// A lane of unknown rate is taken to need this many 1/65,536 ns for a byte: 100 Gb/s.
+const DEFAULT_NS_PER_BYTE: u32 = 5243;
+
+/// One lane.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) id: LaneId,
+    pub(super) role: LaneRole,
+    /// Bytes posted and not completed.
+    pub(super) in_flight: u32,
+    /// Work requests posted and not completed.
+    pub(super) outstanding: u32,
+    /// Expected round trip of an empty lane in nanoseconds; 0 while unknown.
+    base: u32,
+    /// Expected time for a byte in 1/65,536 ns.
+    ns_per_byte: u32,
+    /// Factor for marked packets, in 1/256.
+    penalty: u32,
+    pub(super) credits: Credits,
+    pub(super) window: Window,
+    pub(super) path: Path,
+    /// Its place among the class's lanes of its kind.
+    pub(super) place: u16,
+    pub(super) dead: Option<Status>,
+    /// The backend's queue was full; nothing more until something completes or time passes.
+    pub(super) full: bool,
+    /// It waits in the session's list of lanes that miss receives.
+    pub(super) in_repost: bool,
+    /// It waits in its class's list of credits to report.
+    pub(super) in_report: bool,
+    /// First byte of its block of control memory; control lanes only.
+    pub(super) block: u64,
+    /// Receive slots that are not posted; control lanes only.
+    pub(super) slots: Vec<u16>,
+    bytes: u64,
+    chunks: u64,
+    retransmits: u64,
+}
+
+impl Lane {
+    pub(super) fn new(id: LaneId, role: LaneRole, place: u16, block: u64, config: &SessionConfig) -> Lane {
+        let (depth, slots) = match role.kind {
+            LaneKind::Control => (config.control_slots, (0..config.control_slots).rev().collect()),
+            LaneKind::Data => (config.immediates, Vec::new()),
+        };
+        Lane {
+            id,
+            role,
+            in_flight: 0,
+            outstanding: 0,
+            base: 0,
+            ns_per_byte: DEFAULT_NS_PER_BYTE,
+            penalty: 256,
+            credits: Credits::new(depth),
+            window: Window::new(config.initial_window, role.mtu.max(4096), config.max_window),
+            path: Path::default(),
+            place,
+            dead: None,
+            full: false,
+            in_repost: false,
+            in_report: false,
+            block,
+            slots,
+            bytes: 0,
+            chunks: 0,
+            retransmits: 0,
+        }
+    }
+
+    pub(super) fn is_usable(&self) -> bool {
+        self.dead.is_none() && !self.full
+    }
+
+    /// When `bytes` more would have arrived, in nanoseconds from now, weighted by the lane's marks.
+    ///
+    /// A lane that has been silent for longer than its round trip is expected to stay so.
+    #[inline]
+    pub(super) fn expected(&self, now: Time, bytes: u32) -> u64 {
+        let mut base = u64::from(self.base);
+        if self.in_flight > 0 {
+            base = base.max(self.path.age(now).as_nanos().min(1 << 40));
+        }
+        let queue = (u64::from(self.in_flight) + u64::from(bytes)) * u64::from(self.ns_per_byte);
+        ((base + (queue >> 16)) * u64::from(self.penalty)) >> 8
+    }
+
+    /// Counts a work request that goes out. Returns what it takes of the peer port's budget.
+    #[inline]
+    pub(super) fn on_post(&mut self, now: Time, bytes: u32) -> u64 {
+        if self.outstanding == 0 {
+            self.path.on_busy(now);
+        }
+        self.outstanding += 1;
+        self.in_flight += bytes;
+        charge(u64::from(bytes), self.role.mtu)
+    }
+
+    /// Counts a work request that the backend did not take. Returns what it had taken of the budget.
+    pub(super) fn on_unpost(&mut self, bytes: u32) -> u64 {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(bytes);
+        charge(u64::from(bytes), self.role.mtu)
+    }
+
+    /// Counts a work request that completed, and learns from it. `best` is the best rate of the class.
+    #[inline]
+    pub(super) fn on_complete(&mut self, now: Time, bytes: u32, c: &Completion, best: &mut u64) -> u64 {
+        let before = self.in_flight;
+        let charged = self.on_unpost(bytes);
+        self.retransmits += u64::from(c.retransmits);
+        self.full = false;
+        if c.status != Status::Success {
+            return charged;
+        }
+        self.bytes += u64::from(bytes);
+        self.chunks += 1;
+        let sample = Sample { bytes, left: self.in_flight, rtt: c.rtt, marks: c.marks };
+        let measured = self.path.on_ack(now, &sample);
+        let marked = c.marks.is_some_and(|m| m.ce > 0);
+        self.window.on_ack(now, bytes, before, marked, &self.path);
+        self.base = self.path.srtt().unwrap_or(0);
+        if c.marks.is_some() {
+            // Half of the packets marked: three times the time.
+            self.penalty = 256 + (u64::from(self.path.ce_share().unwrap_or(0)) * 1024 / u64::from(ONE)) as u32;
+        }
+        if measured {
+            let own = self.path.rate().unwrap_or(0);
+            *best = own.max(*best - *best / 32);
+            // Without a queue, a rate says how much was asked for, not how much the lane can do.
+            let rate = if self.path.is_queued() { own } else { own.max(*best) };
+            self.ns_per_byte = if rate == 0 {
+                DEFAULT_NS_PER_BYTE
+            } else {
+                ((1_000_000_000u64 << 16) / rate).min(u64::from(u32::MAX)) as u32
+            };
+        }
+        charged
+    }
+
+    /// Learns from the completion of a receive.
+    #[inline]
+    pub(super) fn on_receive(&mut self, now: Time, c: &Completion) {
+        self.retransmits += u64::from(c.retransmits);
+        self.credits.missing += 1;
+        if let Some(marks) = c.marks {
+            self.path.on_marks(marks);
+            self.window.on_ack(now, 0, 0, marks.ce > 0, &self.path);
+        }
+    }
+
+    pub(super) fn stats(&self) -> LaneStats {
+        let window = match self.role.kind {
+            LaneKind::Data => u64::from(self.window.size()),
+            // Bounded by its credits.
+            LaneKind::Control => u64::from(self.credits.available()),
+        };
+        LaneStats {
+            lane: self.id,
+            port: self.role.port,
+            peer_port: self.role.peer_port,
+            class: self.role.class,
+            kind: self.role.kind,
+            alive: self.dead.is_none(),
+            bytes: self.bytes,
+            chunks: self.chunks,
+            retransmits: self.retransmits,
+            srtt: self.path.srtt().map(u64::from),
+            min_rtt: self.path.min_rtt().map(u64::from),
+            ce_share: self.path.ce_share().map(|s| (u64::from(s) * 1_000_000 / u64::from(ONE)) as u32),
+            rate: self.path.rate(),
+            window,
+            in_flight: u64::from(self.in_flight),
+        }
+    }
+}
+
+/// The lanes and queues of one class.
+#[derive(Debug)]
+pub(super) struct ClassState {
+    pub(super) class: Class,
+    /// Its control lanes, and its data lanes, by place.
+    pub(super) control: Vec<u16>,
+    pub(super) data: Vec<u16>,
+    /// Places of data lanes that may take a chunk.
+    pub(super) open: LaneSet,
+    /// Places of living data lanes with nothing in flight.
+    pub(super) idle: LaneSet,
+    pub(super) control_live: u32,
+    pub(super) data_live: u32,
+    /// Where the next search begins.
+    pub(super) rotor: usize,
+    pub(super) control_rotor: usize,
+    pub(super) best_rate: u64,
+    /// Control records to write.
+    pub(super) records: VecDeque<Pending>,
+    /// Lanes whose credit should be reported.
+    pub(super) reports: VecDeque<u16>,
+    /// Control messages to send again, by slot.
+    pub(super) resend: VecDeque<u16>,
+    /// Sends that go eagerly.
+    pub(super) eager: List,
+    /// Short sends that wait for a grant or for eager credit.
+    pub(super) waiting: List,
+    /// Sends and one-sided operations with bytes to post.
+    pub(super) active: List,
+    /// Bytes that the active ones have yet to post.
+    pub(super) queued: u64,
+    /// Bytes that the first of them got in its turn.
+    pub(super) served: u64,
+    /// A message without records is wanted, for its header.
+    pub(super) push: bool,
+    pub(super) down: bool,
+}
+
+impl ClassState {
+    pub(super) fn new(class: Class) -> ClassState {
+        ClassState {
+            class,
+            control: Vec::new(),
+            data: Vec::new(),
+            open: LaneSet::default(),
+            idle: LaneSet::default(),
+            control_live: 0,
+            data_live: 0,
+            rotor: 0,
+            control_rotor: 0,
+            best_rate: 0,
+            records: VecDeque::new(),
+            reports: VecDeque::new(),
+            resend: VecDeque::new(),
+            eager: List::default(),
+            waiting: List::default(),
+            active: List::default(),
+            queued: 0,
+            served: 0,
+            push: false,
+            down: false,
+        }
+    }
+
+    /// Brings the sets up to date after a data lane changed.
+    #[inline]
+    pub(super) fn refresh(&mut self, lane: &Lane, send_depth: u16) {
+        let place = lane.place as usize;
+        let open = lane.is_usable() && lane.in_flight < lane.window.size() && lane.outstanding < u32::from(send_depth);
+        self.open.put(place, open);
+        self.idle.put(place, open && lane.outstanding == 0);
+    }
+}

@@ -1,0 +1,278 @@
+//! Which lane takes the next chunk or control message, and how long the chunk is.
+//!
+//! The lane with the least expected finish (see `Lane::expected`), where lanes within an eighth of each other count as equal
+//! and take turns.
+
+use super::chunk::MIN_UNIT_SHIFT;
+use super::lane::{ClassState, Lane};
+use crate::class::Class;
+use crate::time::Time;
+
+/// Data lanes that a class may have.
+pub(super) const MAX_CLASS_LANES: usize = 256;
+/// Lanes that one decision looks at.
+const CANDIDATES: usize = 16;
+/// Longest chunk while units allow: 15 packets of 4 KiB, one burst on UDP.
+const BURST: u64 = 15 << MIN_UNIT_SHIFT;
+
+/// A set of places, 0..[`MAX_CLASS_LANES`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LaneSet([u64; MAX_CLASS_LANES / 64]);
+
+impl LaneSet {
+    #[inline]
+    pub(super) fn put(&mut self, place: usize, on: bool) {
+        let word = &mut self.0[place / 64 % (MAX_CLASS_LANES / 64)];
+        let bit = 1 << (place % 64);
+        if on { *word |= bit } else { *word &= !bit }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.0.iter().map(|w| w.count_ones()).sum()
+    }
+
+    /// The first place in it from `from` on, below [`MAX_CLASS_LANES`].
+    #[inline]
+    pub(super) fn next(&self, from: usize) -> Option<usize> {
+        let mut word = from / 64;
+        let mut bits = *self.0.get(word)? & (u64::MAX << (from % 64));
+        loop {
+            if bits != 0 {
+                return Some(word * 64 + bits.trailing_zeros() as usize);
+            }
+            word += 1;
+            bits = *self.0.get(word)?;
+        }
+    }
+}
+
+/// A lane for a chunk, and how many bytes it has room for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pick {
+    pub(super) lane: u16,
+    pub(super) room: u32,
+}
+
+/// How much may be in flight towards the peer's ports.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Budgets {
+    limit: [u64; 8],
+    used: [u64; 8],
+    least: u64,
+}
+
+impl Budgets {
+    pub(super) fn new() -> Budgets {
+        Budgets { limit: [u64::MAX; 8], used: [0; 8], least: u64::MAX }
+    }
+
+    pub(super) fn set(&mut self, port: u8, bytes: Option<u64>) {
+        if let Some(limit) = self.limit.get_mut(usize::from(port)) {
+            *limit = bytes.unwrap_or(u64::MAX);
+        }
+        self.least = self.limit.iter().copied().min().unwrap_or(u64::MAX);
+    }
+
+    /// Payload that a port still has room for; at least a unit while nothing is in flight towards it.
+    #[inline]
+    fn room(&self, port: u8, mtu: u32, unit: u64) -> u64 {
+        let port = usize::from(port) & 7;
+        let limit = self.limit[port];
+        if limit == u64::MAX {
+            return u64::MAX;
+        }
+        let left = limit.saturating_sub(self.used[port]);
+        let mtu = u64::from(mtu.max(1));
+        let packets = left / (mtu + 768);
+        if self.used[port] > 0 { packets * mtu } else { (packets * mtu).max(unit) }
+    }
+
+    #[inline]
+    pub(super) fn add(&mut self, port: u8, charge: u64) {
+        self.used[usize::from(port) & 7] += charge;
+    }
+
+    #[inline]
+    pub(super) fn sub(&mut self, port: u8, charge: u64) {
+        let used = &mut self.used[usize::from(port) & 7];
+        *used = used.saturating_sub(charge);
+    }
+
+    /// True if the port has room for `bytes` more.
+    pub(super) fn fits(&self, port: u8, mtu: u32, bytes: u64) -> bool {
+        self.room(port, mtu, bytes) >= bytes
+    }
+
+    /// Longest chunk that leaves a port's budget to at least four of them.
+    fn burst(&self) -> u64 {
+        self.least / 5
+    }
+}
+
+/// Bytes that the next chunk should have, before a lane's room is known.
+pub(super) fn burst(class: &ClassState, left: u64, split_floor: u32, budgets: &Budgets) -> u64 {
+    let most = BURST.min(budgets.burst()).max(1 << MIN_UNIT_SHIFT);
+    let idle = u64::from(class.idle.len());
+    // A message of exactly one more unit than a burst is not worth a stump.
+    if left <= most + (1 << MIN_UNIT_SHIFT) && most == BURST && idle <= 1 {
+        return left.max(1);
+    }
+    if idle == 0 {
+        return most;
+    }
+    let floor = if class.class == Class::Latency { 1 << MIN_UNIT_SHIFT } else { u64::from(split_floor) };
+    let share = (class.queued / idle).max(floor).min(most);
+    if left <= share + share / 2 { left.clamp(1, most) } else { share }
+}
+
+/// What a chunk needs of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    /// Bytes it should have.
+    pub(super) bytes: u32,
+    /// Bytes it has at least: one unit, or all that is left.
+    pub(super) least: u32,
+    /// It needs a receive at the peer.
+    pub(super) credit: bool,
+}
+
+/// The data lane for a chunk.
+#[inline]
+pub(super) fn data_lane(
+    class: &mut ClassState,
+    lanes: &[Lane],
+    budgets: &Budgets,
+    now: Time,
+    want: Want,
+) -> Option<Pick> {
+    let start = class.rotor;
+    let mut best: Option<(u64, usize, Pick)> = None;
+    let mut seen = 0;
+    let mut at = start;
+    let mut wrapped = false;
+    while seen < CANDIDATES {
+        let Some(place) = class.open.next(at).filter(|&p| !wrapped || p < start) else {
+            if wrapped {
+                break;
+            }
+            wrapped = true;
+            at = 0;
+            continue;
+        };
+        at = place + 1;
+        let Some(&index) = class.data.get(place) else { continue };
+        let Some(lane) = lanes.get(index as usize) else { continue };
+        if want.credit && lane.credits.available() == 0 {
+            continue;
+        }
+        let window = lane.window.size();
+        let mut least = want.least;
+        let mut room = window.saturating_sub(lane.in_flight);
+        if lane.in_flight == 0 {
+            room = room.max(least);
+        } else {
+            // Better wait than cut a chunk to pieces because the window is nearly full.
+            least = least.max(want.bytes.min(window / 4));
+        }
+        let port = budgets.room(lane.role.peer_port, lane.role.mtu, u64::from(want.least));
+        room = room.min(port.min(u64::from(u32::MAX)) as u32);
+        if room < least {
+            continue;
+        }
+        seen += 1;
+        let score = lane.expected(now, want.bytes);
+        if best.is_none_or(|(least, ..)| score + score / 8 < least) {
+            best = Some((score, place, Pick { lane: index, room }));
+        }
+    }
+    let (_, place, pick) = best?;
+    class.rotor = place + 1;
+    Some(pick)
+}
+
+/// The control lane for a message of about `bytes`, of those with at least `credits` credits and less than `depth` outstanding.
+pub(super) fn control_lane(
+    class: &mut ClassState,
+    lanes: &[Lane],
+    now: Time,
+    bytes: u32,
+    credits: u32,
+    depth: u16,
+) -> Option<u16> {
+    let n = class.control.len();
+    let mut best: Option<(u64, usize, u16)> = None;
+    for i in 0..n {
+        let place = (class.control_rotor + i) % n;
+        let index = class.control[place];
+        let Some(lane) = lanes.get(index as usize) else { continue };
+        if !lane.is_usable() || lane.credits.available() < credits || lane.outstanding >= u32::from(depth) {
+            continue;
+        }
+        let score = lane.expected(now, bytes);
+        if best.is_none_or(|(least, ..)| score + score / 8 < least) {
+            best = Some((score, place, index));
+        }
+    }
+    let (_, place, index) = best?;
+    class.control_rotor = place + 1;
+    Some(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::charge;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_set_finds_the_next() {
+        let mut set = LaneSet::default();
+        for place in [3, 64, 200] {
+            set.put(place, true);
+        }
+        assert_eq!(set.len(), 3);
+        assert_eq!(set.next(0), Some(3));
+        assert_eq!(set.next(4), Some(64));
+        assert_eq!(set.next(65), Some(200));
+        assert_eq!(set.next(201), None);
+        assert_eq!(set.next(256), None);
+        set.put(64, false);
+        assert_eq!(set.next(4), Some(200));
+    }
+
+    proptest! {
+        #[test]
+        fn room_never_exceeds_the_budget(limit in 0u64..1 << 20, used in 1u64..1 << 20, shift in 8u32..=12) {
+            let mtu = 1u32 << shift;
+            let mut budgets = Budgets::new();
+            budgets.set(2, Some(limit));
+            budgets.add(2, used);
+            let room = budgets.room(2, mtu, 4096);
+            if room > 0 {
+                prop_assert!(used + charge(room, mtu) <= limit);
+            }
+            prop_assert_eq!(budgets.room(1, mtu, 4096), u64::MAX);
+        }
+    }
+
+    #[test]
+    fn bursts_shrink_when_lanes_idle() {
+        let mut class = ClassState::new(Class::Bulk);
+        let budgets = Budgets::new();
+        class.queued = 64 << 10;
+        assert_eq!(burst(&class, 64 << 10, 16 << 10, &budgets), 64 << 10, "one lane: all of it");
+        for place in 0..4 {
+            class.idle.put(place, true);
+        }
+        assert_eq!(burst(&class, 64 << 10, 16 << 10, &budgets), 16 << 10);
+        class.queued = 1 << 30;
+        assert_eq!(burst(&class, 1 << 30, 16 << 10, &budgets), 60 << 10);
+        let mut tight = budgets;
+        tight.set(0, Some(100 << 10));
+        assert!(burst(&class, 1 << 30, 16 << 10, &tight) <= 20 << 10);
+        class.class = Class::Latency;
+        class.queued = 8 << 10;
+        assert_eq!(burst(&class, 8 << 10, 16 << 10, &budgets), 4 << 10);
+    }
+}

@@ -49,7 +49,7 @@ const ROOMS: &[Room] = &[
     room(
         "api",
         &["bootstrap", "class", "embedded", "engine", "hist", "lanes", "mem", "ring", "root", "soft", "spray", "time"],
-        &[],
+        &["src/api/buffer.rs"],
     ),
 ];
 

@@ -421,8 +421,7 @@ impl<P: PacketIo> Lanes for Embedded<P> {
             return;
         }
         for _ in 0..BURSTS_PER_DOORBELL {
-            let limit = self.config.burst as usize;
-            let Some(burst) = self.device.poll_transmit(now, limit, &mut self.staging) else { break };
+            let Some(burst) = self.device.poll_transmit(now, STAGING, &mut self.staging) else { break };
             if !self.flush(&burst) {
                 self.blocked = Some(burst);
                 break;

@@ -1,5 +1,57 @@
 //! The `planespray` command.
+#![forbid(unsafe_code)]
 
-fn main() {
-    eprintln!("planespray {}", env!("CARGO_PKG_VERSION"));
+mod bench;
+
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Parser, Subcommand};
+
+/// Sprays messages over rails and planes in RoCEv2 packets.
+#[derive(Parser)]
+#[command(name = "planespray", version)]
+struct Command {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Measures bandwidth or latency, and checks every byte.
+    ///
+    /// Without a host both ends run here, as two processes. With --server it waits for one client; with a
+    /// host it is the client.
+    Bench(Box<bench::Args>),
+}
+
+/// Exit code for options that are unknown or contradict each other.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let command = match Command::try_parse() {
+        Ok(command) => command,
+        Err(e) => match e.kind() {
+            ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => e.exit(),
+            _ => return usage(first_line(&e.to_string())),
+        },
+    };
+    match command.what {
+        What::Bench(args) => match args.resolve() {
+            Ok(role) => bench::run(role),
+            Err(what) => usage(&what),
+        },
+    }
+}
+
+fn usage(what: &str) -> ExitCode {
+    eprintln!("planespray: {what}; see `planespray bench --help`");
+    ExitCode::from(USAGE)
+}
+
+/// Clap's message without its tips and usage, which would make several lines of it.
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default().trim_start_matches("error: ").trim_end_matches(':')
 }

@@ -1,0 +1,126 @@
+//! Values of options.
+
+use std::net::{IpAddr, UdpSocket};
+use std::time::Duration;
+
+use super::api::Fault;
+
+/// `65536`, `64K`, `1M`, `1G`; powers of 1024.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let wrong = || "a size is a number of bytes, also with K, M or G".to_owned();
+    let digits = text.trim_end_matches(['K', 'M', 'G', 'k', 'm', 'g']);
+    let shift = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return Err(wrong()),
+    };
+    let n: u64 = digits.parse().map_err(|_| wrong())?;
+    n.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+/// Seconds, also with a fraction; 0.01 to a week.
+pub(super) fn seconds(text: &str) -> Result<Duration, String> {
+    match text.trim_end_matches('s').parse::<f64>() {
+        Ok(s) if (0.01..=604_800.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
+        _ => Err("a duration is in seconds, 0.01 to 604800".into()),
+    }
+}
+
+/// `loss=1%,dup=1%,reorder=1%,seed=N`.
+pub(super) fn fault(text: &str) -> Result<Fault, String> {
+    let mut fault = Fault { loss: 0.0, dup: 0.0, reorder: 0.0, seed: 1 };
+    for part in text.split(',') {
+        let (name, value) = part.split_once('=').ok_or_else(|| format!("{part} is not of the form name=value"))?;
+        match name {
+            "loss" => fault.loss = share(value)?,
+            "dup" => fault.dup = share(value)?,
+            "reorder" => fault.reorder = share(value)?,
+            "seed" => fault.seed = value.parse().map_err(|_| format!("seed {value} is not a number"))?,
+            _ => return Err(format!("{name} is no fault; there are loss, dup, reorder and seed")),
+        }
+    }
+    Ok(fault)
+}
+
+/// `1%` or `0.01`, at most a half.
+fn share(text: &str) -> Result<f64, String> {
+    let number = match text.strip_suffix('%') {
+        Some(percent) => percent.parse::<f64>().map(|p| p / 100.0),
+        None => text.parse(),
+    };
+    match number {
+        Ok(share) if (0.0..=0.5).contains(&share) => Ok(share),
+        _ => Err(format!("{text} is not a share from 0% to 50%")),
+    }
+}
+
+/// The address of an interface: its first IPv4 address, else its first IPv6 address that is not link-local.
+pub(super) fn interface(name: &str) -> Result<IpAddr, String> {
+    let all = nix::ifaddrs::getifaddrs().map_err(|e| format!("the interfaces cannot be listed: {e}"))?;
+    let (mut known, mut found) = (false, None::<IpAddr>);
+    for entry in all.filter(|e| e.interface_name == name) {
+        known = true;
+        let Some(storage) = entry.address else { continue };
+        if let Some(v4) = storage.as_sockaddr_in() {
+            if !found.is_some_and(|f| f.is_ipv4()) {
+                found = Some(v4.ip().into());
+            }
+        } else if let Some(v6) = storage.as_sockaddr_in6() {
+            if found.is_none() && !v6.ip().is_unicast_link_local() {
+                found = Some(v6.ip().into());
+            }
+        }
+    }
+    match found {
+        Some(addr) => Ok(addr),
+        None if known => Err(format!("interface {name} has no usable address; give it one")),
+        None => Err(format!("there is no interface {name}; `ip link` lists them")),
+    }
+}
+
+/// An error line unless `addr` is an address of this machine.
+pub(super) fn is_local(addr: IpAddr) -> Result<(), String> {
+    match UdpSocket::bind((addr, 0)) {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            Err(format!("{addr} is not an address of this machine; `ip addr` lists those that are"))
+        }
+        Err(e) => Err(format!("{addr} cannot be used: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("8"), Ok(8));
+        assert_eq!(size("64K"), Ok(65536));
+        assert_eq!(size("1m"), Ok(1 << 20));
+        assert_eq!(size("1G"), Ok(1 << 30));
+        for wrong in ["", "K", "1KK", "-1", "1.5M", "99999999999999999999", "99999999999G", "1T"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn shares_and_seconds() {
+        assert_eq!(share("1%"), Ok(0.01));
+        assert_eq!(share("0.25"), Ok(0.25));
+        for wrong in ["51%", "-1%", "x", "NaN", ""] {
+            assert!(share(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        assert!(seconds("inf").is_err() && seconds("0").is_err());
+    }
+
+    #[test]
+    fn loopback_is_local() {
+        assert!(is_local("127.0.0.9".parse().unwrap()).is_ok());
+        assert_eq!(interface("lo"), Ok("127.0.0.1".parse().unwrap()));
+        assert!(interface("nosuch0").unwrap_err().contains("no interface"));
+    }
+}

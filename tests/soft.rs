@@ -243,6 +243,21 @@ fn bad_sends_are_refused() {
 }
 
 #[test]
+fn a_send_that_fails_is_an_error_and_is_counted() {
+    for gso in [true, false] {
+        let mut udp = Udp::open(&UdpConfig { gso, ..config("127.0.1.11") }).unwrap();
+        // A broadcast address without SO_BROADCAST: EACCES.
+        let path = udp.open_path(P0, 0, "255.255.255.255:4791".parse().unwrap()).unwrap();
+        for count in [1, 3] {
+            let (mut bytes, segment) = burst(0, count, 64);
+            let sent = udp.send(path, 0, &mut bytes, segment);
+            assert_eq!(sent, Err(LaneError::System { call: "sendmsg", errno: libc::EACCES }));
+        }
+        assert_eq!((udp.counters().send_errors, udp.counters().sent_packets), (2, 0));
+    }
+}
+
+#[test]
 fn the_self_test_runs_here_and_against_a_peer() {
     let (mut a, b) = (open("127.0.1.12"), open("127.0.1.13"));
     assert_eq!(a.self_test(P0), Ok(()));

@@ -33,6 +33,8 @@ pub struct Fault {
 #[derive(Clone, Debug)]
 pub struct UdpConfig {
     /// One local address per port, at most [`crate::lanes::MAX_PORTS`], each once. The index is the plane.
+    /// Packets leave with this source address; where several planes share a subnet, routing by source
+    /// (`ip rule add from ADDR`) must choose the interface.
     pub planes: Vec<IpAddr>,
     /// Where to receive.
     pub udp_port: UdpPort,

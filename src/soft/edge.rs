@@ -56,6 +56,20 @@ struct State {
     dropped: u32,
     /// Drops not yet passed on.
     unreported: u32,
+    /// The last send error, so that one that lasts is logged once.
+    logged: i32,
+}
+
+impl State {
+    #[cold]
+    fn send_failed(&mut self, errno: i32, dest: SocketAddr) -> LaneError {
+        if self.logged != errno {
+            self.logged = errno;
+            let error = SoftError::Call { call: "sendmsg", errno, addr: dest };
+            tracing::warn!(%error, "packets are lost; further ones of this kind are counted only");
+        }
+        LaneError::System { call: "sendmsg", errno }
+    }
 }
 
 impl Udp {
@@ -76,7 +90,7 @@ impl Udp {
             infos.push(info);
         }
         let fds: Vec<RawFd> = opened.iter().map(AsRawFd::as_raw_fd).collect();
-        let state = || State { gso: cfg.gso, flows: vec![None; FLOWS].into_boxed_slice(), dropped: 0, unreported: 0 };
+        let state = || State { gso: cfg.gso, flows: vec![None; FLOWS].into_boxed_slice(), dropped: 0, unreported: 0, logged: 0 };
         let mut udp = Udp {
             poll: PollSet::new(&fds),
             ports: opened,
@@ -296,7 +310,7 @@ impl PacketIo for Udp {
                 }
                 Err(errno) => {
                     self.counters.send_errors += 1;
-                    return Err(LaneError::System { call: "sendmsg", errno });
+                    return Err(state.send_failed(errno, path.dest));
                 }
             }
         }
@@ -320,7 +334,7 @@ impl PacketIo for Udp {
             }
             Err(errno) => {
                 counters.send_errors += 1;
-                Err(LaneError::System { call: "sendmsg", errno })
+                Err(state.send_failed(errno, path.dest))
             }
         }
     }

@@ -141,13 +141,16 @@ impl Bth {
     #[inline]
     fn to_bytes(self) -> [u8; 12] {
         let bit = |set: bool, at: u8| u8::from(set) << at;
-        let [k0, k1] = self.pkey.to_be_bytes();
-        let [_, q0, q1, q2] = self.dest_qp.get().to_be_bytes();
-        let [_, p0, p1, p2] = self.psn.get().to_be_bytes();
         let flags = bit(self.solicited, 7) | bit(self.migreq, 6) | (self.pad & 3) << 4 | self.version & 0x0f;
         let resv_a = bit(self.fecn, 7) | bit(self.becn, 6) | self.reserved_a & 0x3f;
         let resv_b = bit(self.ack_req, 7) | self.reserved_b & 0x7f;
-        [self.opcode.0, flags, k0, k1, resv_a, q0, q1, q2, resv_b, p0, p1, p2]
+        let mut b = [0; 12];
+        b[0] = self.opcode.0;
+        b[1] = flags;
+        b[2..4].copy_from_slice(&self.pkey.to_be_bytes());
+        b[4..8].copy_from_slice(&(u32::from(resv_a) << 24 | self.dest_qp.get()).to_be_bytes());
+        b[8..].copy_from_slice(&(u32::from(resv_b) << 24 | self.psn.get()).to_be_bytes());
+        b
     }
 }
 

@@ -92,29 +92,34 @@ fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     Some(head)
 }
 
+/// The `N` big-endian bytes at `at` as an array.
 #[inline]
-fn be24(a: u8, b: u8, c: u8) -> u32 {
-    u32::from_be_bytes([0, a, b, c])
+fn field<const N: usize, const LEN: usize>(b: &[u8; LEN], at: usize) -> [u8; N] {
+    std::array::from_fn(|i| b[at + i])
 }
 
 impl Bth {
     #[inline]
     fn from_bytes(b: &[u8; 12]) -> Bth {
-        let [op, flags, k0, k1, resv_a, q0, q1, q2, resv_b, p0, p1, p2] = *b;
+        let [opcode, flags, ..] = *b;
+        // Eight bits and a 24-bit number each.
+        let destination = u32::from_be_bytes(field(b, 4));
+        let sequence = u32::from_be_bytes(field(b, 8));
+        let (resv_a, resv_b) = ((destination >> 24) as u8, (sequence >> 24) as u8);
         Bth {
-            opcode: Opcode(op),
+            opcode: Opcode(opcode),
             solicited: flags & 0x80 != 0,
             migreq: flags & 0x40 != 0,
             pad: flags >> 4 & 3,
             version: flags & 0x0f,
-            pkey: u16::from_be_bytes([k0, k1]),
+            pkey: u16::from_be_bytes(field(b, 2)),
             fecn: resv_a & 0x80 != 0,
             becn: resv_a & 0x40 != 0,
             reserved_a: resv_a & 0x3f,
-            dest_qp: Qpn::new(be24(q0, q1, q2)),
+            dest_qp: Qpn::new(destination),
             ack_req: resv_b & 0x80 != 0,
             reserved_b: resv_b & 0x7f,
-            psn: Psn::new(be24(p0, p1, p2)),
+            psn: Psn::new(sequence),
         }
     }
 }
@@ -122,19 +127,21 @@ impl Bth {
 impl Deth {
     #[inline]
     fn from_bytes(b: &[u8; 8]) -> Deth {
-        let [k0, k1, k2, k3, reserved, q0, q1, q2] = *b;
-        Deth { qkey: u32::from_be_bytes([k0, k1, k2, k3]), reserved, src_qp: Qpn::new(be24(q0, q1, q2)) }
+        Deth {
+            qkey: u32::from_be_bytes(field(b, 0)),
+            reserved: b[4],
+            src_qp: Qpn::new(u32::from_be_bytes(field(b, 4))),
+        }
     }
 }
 
 impl Reth {
     #[inline]
     fn from_bytes(b: &[u8; 16]) -> Reth {
-        let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = *b;
         Reth {
-            va: u64::from_be_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-            rkey: u32::from_be_bytes([k0, k1, k2, k3]),
-            len: u32::from_be_bytes([l0, l1, l2, l3]),
+            va: u64::from_be_bytes(field(b, 0)),
+            rkey: u32::from_be_bytes(field(b, 8)),
+            len: u32::from_be_bytes(field(b, 12)),
         }
     }
 }
@@ -142,12 +149,11 @@ impl Reth {
 impl AtomicEth {
     #[inline]
     fn from_bytes(b: &[u8; 28]) -> AtomicEth {
-        let u64_at = |i: usize| u64::from_be_bytes(std::array::from_fn(|k| b[i + k]));
         AtomicEth {
-            va: u64_at(0),
-            rkey: u32::from_be_bytes(std::array::from_fn(|k| b[8 + k])),
-            swap_add: u64_at(12),
-            compare: u64_at(20),
+            va: u64::from_be_bytes(field(b, 0)),
+            rkey: u32::from_be_bytes(field(b, 8)),
+            swap_add: u64::from_be_bytes(field(b, 12)),
+            compare: u64::from_be_bytes(field(b, 20)),
         }
     }
 }
@@ -155,8 +161,7 @@ impl AtomicEth {
 impl Aeth {
     #[inline]
     fn from_bytes(b: &[u8; 4]) -> Aeth {
-        let [syndrome, m0, m1, m2] = *b;
-        Aeth { syndrome: Syndrome::from_byte(syndrome), msn: Msn::new(be24(m0, m1, m2)) }
+        Aeth { syndrome: Syndrome::from_byte(b[0]), msn: Msn::new(u32::from_be_bytes(*b)) }
     }
 }
 

@@ -54,7 +54,7 @@ fn packet(opcode: Opcode, n: u32, flow: &Flow) -> (Vec<u8>, Seen) {
     };
     let pad = payload.len().wrapping_neg() % 4;
     bth.pad = pad as u8;
-    let syndrome = if n % 2 == 0 { Syndrome::Ack(31) } else { Syndrome::Nak(NakCode::PsnSequence) };
+    let syndrome = if n.is_multiple_of(2) { Syndrome::Ack(31) } else { Syndrome::Nak(NakCode::PsnSequence) };
     let header = Header {
         deth: has(Extensions::DETH).then_some(Deth { qkey: 0x1111_1111, reserved: 0, src_qp: Qpn::new(0x77) }),
         reth: has(Extensions::RETH).then_some(Reth { va, rkey: 0x1234, len: 61 }),

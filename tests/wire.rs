@@ -131,7 +131,7 @@ proptest! {
         prop_assert!(Packet::parse(&longer).is_err());
         for len in 0..out.len() {
             if let Ok(shorter) = Packet::parse(&out[..len]) {
-                prop_assert!(len % 4 == 0 && shorter.payload.len() < payload.len());
+                prop_assert!(len.is_multiple_of(4) && shorter.payload.len() < payload.len());
             }
         }
     }

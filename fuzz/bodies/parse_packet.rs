@@ -6,7 +6,7 @@ use planespray::wire::pcap::{Frame, Link, Reader};
 use planespray::wire::{Flow, Header, Packet};
 
 /// Panics if `bytes` make a parser misbehave.
-pub fn check(bytes: &[u8]) {
+pub(crate) fn check(bytes: &[u8]) {
     match Packet::parse(bytes) {
         Ok(packet) => comes_out_again(&packet, bytes),
         Err(_) => verifies_only_if_whole(bytes),
@@ -44,7 +44,7 @@ fn comes_out_again(packet: &Packet<'_>, bytes: &[u8]) {
 
 fn verifies_only_if_whole(bytes: &[u8]) {
     for flow in flows() {
-        let whole = bytes.len() >= 16 && bytes.len() % 4 == 0;
+        let whole = bytes.len() >= 16 && bytes.len().is_multiple_of(4);
         assert!(whole || (!flow.verify(0, bytes) && flow.verify_blind(bytes).is_none()));
     }
 }

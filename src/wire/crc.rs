@@ -133,7 +133,7 @@ mod tests {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 37 + 11) as u8).collect();
             let crc = crc32fast::hash(&bytes);
             assert_eq!(!step(!0, &bytes), crc);
-            if len % 4 == 0 {
+            if len.is_multiple_of(4) {
                 let words = bytes.chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]));
                 assert_eq!(!words.fold(!0, step4), crc);
             }

@@ -154,7 +154,7 @@ const fn both(a: [u32; 256], b: [u32; 256]) -> [u32; 256] {
 #[inline]
 fn split(packet: &[u8]) -> Option<(&[u8], u32)> {
     let (covered, icrc) = packet.split_last_chunk::<ICRC>()?;
-    (covered.len() >= BTH && covered.len() % 4 == 0).then_some((covered, u32::from_le_bytes(*icrc)))
+    (covered.len() >= BTH && covered.len().is_multiple_of(4)).then_some((covered, u32::from_le_bytes(*icrc)))
 }
 
 #[cfg(test)]
@@ -232,7 +232,7 @@ mod tests {
             let flow = Flow::new(([1, 2, 3, 4], 5).into(), ([6, 7, 8, 9], 10).into());
             let mut packet = packet;
             flow.seal(0, &mut packet);
-            let whole = packet.len() >= 16 && packet.len() % 4 == 0;
+            let whole = packet.len() >= 16 && packet.len().is_multiple_of(4);
             prop_assert_eq!(flow.verify(0, &packet), whole);
             prop_assert_eq!(flow.verify_blind(&packet), whole.then_some(0));
         }

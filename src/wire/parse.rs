@@ -51,7 +51,7 @@ impl Body {
     #[inline]
     pub(super) fn allows(self, len: usize, pad: u8) -> bool {
         match self {
-            Body::Payload => (len + usize::from(pad)) % 4 == 0,
+            Body::Payload => (len + usize::from(pad)).is_multiple_of(4),
             Body::Empty => len == 0 && pad == 0,
             Body::Reserved16 => len == 16 && pad == 0,
         }

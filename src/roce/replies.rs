@@ -122,11 +122,21 @@ impl Qp {
         Ok(taken.then_some(rest))
     }
 
-    /// Notes that a packet came with CE.
-    pub(super) fn note_ce(&mut self, cx: &mut Cx<'_>) {
+    /// Notes that a packet came with CE. Only data counts: requests for the peer, READ responses for ourselves.
+    pub(super) fn note_ce(&mut self, cx: &mut Cx<'_>, opcode: Opcode) {
         cx.counters.ecn_marked_packets += 1;
-        self.resp.report.ce = self.resp.report.ce.wrapping_add(1);
-        self.resp.ce_since_ack = true;
+        match opcode {
+            Opcode::ACK | Opcode::ATOMIC_ACK | Opcode::CNP => return,
+            Opcode(0x0d..=0x10) if self.extended() => {
+                self.req.marked = self.req.marked.saturating_add(1);
+                return;
+            }
+            Opcode(0x0d..=0x10) => {}
+            _ => {
+                self.resp.report.ce = self.resp.report.ce.wrapping_add(1);
+                self.resp.ce_since_ack = true;
+            }
+        }
         let connected = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         if connected && !self.extended() && cx.now >= self.resp.cnp_not_before {
             self.resp.cnp_due = true;

@@ -239,10 +239,10 @@ impl Qp {
             Refusal::Operation => (NakCode::RemoteOperational, Status::LocalProtection),
             Refusal::TooLong => (NakCode::InvalidRequest, Status::LocalLength),
         };
-        if matches!(refusal, Refusal::Operation | Refusal::TooLong) {
-            if let Some(wr) = self.resp.rq.pop_front() {
-                self.complete_receive(cx, wr.id, CqeKind::Receive, status, 0, None, None);
-            }
+        if matches!(refusal, Refusal::Operation | Refusal::TooLong)
+            && let Some(wr) = self.resp.rq.pop_front()
+        {
+            self.complete_receive(cx, wr.id, CqeKind::Receive, status, 0, None, None);
         }
         self.fail(cx, None, status);
         // The one packet that a queue pair in ERR still sends: why it went there.
@@ -367,10 +367,10 @@ impl Qp {
     }
 
     fn end_write(&mut self, cx: &mut Cx<'_>, imm: Option<u32>, len: u32) {
-        if imm.is_some() {
-            if let Some(wr) = self.resp.rq.pop_front() {
-                self.complete_receive(cx, wr.id, CqeKind::ReceiveWriteImm, Status::Success, len, imm, None);
-            }
+        if imm.is_some()
+            && let Some(wr) = self.resp.rq.pop_front()
+        {
+            self.complete_receive(cx, wr.id, CqeKind::ReceiveWriteImm, Status::Success, len, imm, None);
         }
         self.end_message();
     }

@@ -41,7 +41,7 @@ impl Device {
                     return;
                 }
                 if from.tos & 3 == 3 {
-                    qp.note_ce(&mut cx);
+                    qp.note_ce(&mut cx, bth.opcode);
                 }
                 match bth.opcode {
                     Opcode::CNP => {

@@ -451,3 +451,53 @@ fn parameters_and_states_are_checked() {
     let not_eight = SendWr { op: SendOp::FetchAdd(1), ..SendWr::default() };
     assert_eq!(device.post_send(qpn, &not_eight), Err(PostError::Invalid));
 }
+
+#[test]
+fn reads_outstanding_are_limited_and_a_fence_waits_for_them() {
+    let rts = Rts { max_rd_atomic: 2, ..Rts::default() };
+    let mut net = Net::new(&Setup { rts, rtr: Rtr { max_dest_rd_atomic: 2, ..Rtr::default() }, ..Setup::default() });
+    let log = tap(&mut net, |_, _| false);
+    let remote = Remote { addr: 0, rkey: net.ends[1].key.0 };
+    for id in 0..5 {
+        net.send(0, &SendWr::new(id, SendOp::Read, net.sge(0, id * 4096, 3000), remote));
+    }
+    let fenced = SendWr { fence: true, ..write(&net, 5, 8, SendOp::Write) };
+    net.send(0, &fenced);
+    net.send(0, &write(&net, 6, 8, SendOp::Write));
+    done(&mut net);
+    assert_eq!(net.outcomes(0, true).len(), 7);
+    let (mut open, mut seen) = (0i32, Vec::new());
+    for (from, bytes) in log.borrow().iter() {
+        match (from, bytes[0]) {
+            (0, 0x0c) => open += 1,
+            (1, 0x0f) => open -= 1,
+            (0, 0x0a) => assert_eq!(open, 0, "the fenced WRITE waits"),
+            _ => {}
+        }
+        seen.push(open);
+    }
+    assert_eq!(seen.iter().max(), Some(&2));
+    assert_eq!(net.ends[0].device.counters().retransmits, 0);
+}
+
+#[test]
+fn a_fenced_queue_pair_is_dead_at_once() {
+    for extended in [false, true] {
+        let mut net = Net::new(&Setup { extended, ..Setup::default() });
+        net.fill(0, 0, 200_000);
+        net.receive(1, &ReceiveWr { id: 4, ..ReceiveWr::default() });
+        net.send(0, &write(&net, 1, 200_000, SendOp::WriteImm(1)));
+        net.pump();
+        net.run_for(Span::from_micros(5));
+        let qpn = net.ends[1].qpn;
+        net.ends[1].device.modify_qp(qpn, Transition::Err).expect("always");
+        let before = net.bytes(1, 0, 1 << 20);
+        let (sent, marks) = (net.sent[1], net.faults);
+        net.faults = Faults { mark: 1000, ..marks };
+        net.run_for(Span::from_millis(30));
+        assert!(net.bytes(1, 0, 1 << 20) == before, "no byte lands any more");
+        assert_eq!(net.sent[1], sent, "and nothing is sent");
+        assert_eq!(net.outcomes(1, false), [(4, Status::Flushed)]);
+        assert_eq!(net.ends[1].device.poll_event(), None, "the owner knows");
+    }
+}

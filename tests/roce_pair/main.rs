@@ -5,3 +5,4 @@ mod device;
 mod hostile;
 mod net;
 mod random;
+mod speed;

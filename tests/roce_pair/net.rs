@@ -13,55 +13,60 @@ use planespray::seq::{Psn, Qpn};
 use planespray::time::{Span, Time};
 use planespray::wire::Packet;
 
-pub const PD: Pd = Pd(3);
-pub const ALL: Access =
+pub(crate) const PD: Pd = Pd(3);
+pub(crate) const ALL: Access =
     Access::LOCAL_WRITE.and(Access::REMOTE_WRITE).and(Access::REMOTE_READ).and(Access::REMOTE_ATOMIC);
 const QKEY: u32 = 0x1234_5678;
 
 /// What the link does to packets. Shares are of 1,000.
 #[derive(Clone, Copy, Default)]
-pub struct Faults {
-    pub loss: u32,
-    pub duplicate: u32,
-    pub reorder: u32,
-    pub mark: u32,
-    pub cut: bool,
+pub(crate) struct Faults {
+    pub(crate) loss: u32,
+    pub(crate) duplicate: u32,
+    pub(crate) reorder: u32,
+    pub(crate) mark: u32,
+    pub(crate) cut: bool,
 }
 
 /// One end: a device, memory under one key, and a queue pair.
-pub struct End {
-    pub device: Device,
-    pub region: Region,
-    pub key: Key,
-    pub qpn: Qpn,
-    pub addr: IpAddr,
-    pub cqes: Vec<Cqe>,
+pub(crate) struct End {
+    pub(crate) device: Device,
+    pub(crate) region: Region,
+    pub(crate) key: Key,
+    pub(crate) qpn: Qpn,
+    pub(crate) addr: IpAddr,
+    pub(crate) cqes: Vec<Cqe>,
 }
 
-pub struct Net {
-    pub ends: [End; 2],
-    pub now: Time,
-    pub faults: Faults,
-    pub rng: fastrand::Rng,
-    pub sent: [u64; 2],
+type Tap = dyn FnMut(usize, &[u8]) -> bool;
+
+/// When it arrives, a serial number, at which end, its TOS and its bytes.
+type Flying = (Time, u64, usize, u8, Vec<u8>);
+
+pub(crate) struct Net {
+    pub(crate) ends: [End; 2],
+    pub(crate) now: Time,
+    pub(crate) faults: Faults,
+    pub(crate) rng: fastrand::Rng,
+    pub(crate) sent: [u64; 2],
     /// Sees each packet on its way, and may drop it by saying false.
-    pub tap: Option<Box<dyn FnMut(usize, &[u8]) -> bool>>,
-    wire: BinaryHeap<Reverse<(Time, u64, usize, u8, Vec<u8>)>>,
+    pub(crate) tap: Option<Box<Tap>>,
+    wire: BinaryHeap<Reverse<Flying>>,
     serial: u64,
     out: Vec<u8>,
 }
 
 /// How the pair is connected.
 #[derive(Clone, Copy)]
-pub struct Setup {
-    pub seed: u64,
-    pub extended: bool,
-    pub mtu: u32,
-    pub depth: u16,
-    pub memory: usize,
-    pub psn: [u32; 2],
-    pub rts: Rts,
-    pub rtr: Rtr,
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    pub(crate) extended: bool,
+    pub(crate) mtu: u32,
+    pub(crate) depth: u16,
+    pub(crate) memory: usize,
+    pub(crate) psn: [u32; 2],
+    pub(crate) rts: Rts,
+    pub(crate) rtr: Rtr,
 }
 
 impl Default for Setup {
@@ -81,7 +86,7 @@ impl Default for Setup {
 }
 
 impl Net {
-    pub fn new(setup: &Setup) -> Net {
+    pub(crate) fn new(setup: &Setup) -> Net {
         let mut ends = [0, 1].map(|i: usize| {
             let mut device = Device::new(&DeviceConfig { seed: setup.seed * 2 + i as u64, max_qps: 8, max_keys: 64 });
             let region = Region::alloc(setup.memory).expect("memory");
@@ -129,35 +134,35 @@ impl Net {
         }
     }
 
-    pub fn send(&mut self, end: usize, wr: &SendWr) {
+    pub(crate) fn send(&mut self, end: usize, wr: &SendWr) {
         let End { device, qpn, .. } = &mut self.ends[end];
         device.post_send(*qpn, wr).expect("posted");
     }
 
-    pub fn receive(&mut self, end: usize, wr: &ReceiveWr) {
+    pub(crate) fn receive(&mut self, end: usize, wr: &ReceiveWr) {
         let End { device, qpn, .. } = &mut self.ends[end];
         device.post_receive(*qpn, wr).expect("posted");
     }
 
     /// Memory of one end.
-    pub fn sge(&self, end: usize, addr: u64, len: u32) -> Sge {
+    pub(crate) fn sge(&self, end: usize, addr: u64, len: u32) -> Sge {
         Sge { addr, len, lkey: self.ends[end].key }
     }
 
-    pub fn fill(&mut self, end: usize, addr: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn fill(&mut self, end: usize, addr: u64, len: usize) -> Vec<u8> {
         let data: Vec<u8> = std::iter::repeat_with(|| self.rng.u8(..)).take(len).collect();
         self.ends[end].region.write_at(addr, &data).expect("in bounds");
         data
     }
 
-    pub fn bytes(&self, end: usize, addr: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&self, end: usize, addr: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.ends[end].region.read_at(addr, &mut data).expect("in bounds");
         data
     }
 
     /// Sends everything that is due, and takes completions.
-    pub fn pump(&mut self) {
+    pub(crate) fn pump(&mut self) {
         for from in 0..2 {
             while let Some(t) = self.ends[from].device.poll_transmit(self.now, 65_000, &mut self.out) {
                 assert!((1..=64).contains(&t.count) && t.len <= 65_000);
@@ -182,10 +187,10 @@ impl Net {
 
     fn carry(&mut self, from: usize, tos: u8, bytes: Vec<u8>) {
         self.sent[from] += 1;
-        if let Some(tap) = &mut self.tap {
-            if !tap(from, &bytes) {
-                return;
-            }
+        if let Some(tap) = &mut self.tap
+            && !tap(from, &bytes)
+        {
+            return;
         }
         let mut hit = |share| self.rng.u32(..1000) < share;
         if self.faults.cut || hit(self.faults.loss) {
@@ -202,7 +207,7 @@ impl Net {
     }
 
     /// Runs until nothing is under way and no timer is set, or `until`. Returns true if it became quiet.
-    pub fn run(&mut self, until: Time) -> bool {
+    pub(crate) fn run(&mut self, until: Time) -> bool {
         loop {
             self.pump();
             let arrival = self.wire.peek().map(|Reverse(p)| p.0);
@@ -227,27 +232,27 @@ impl Net {
     }
 
     /// Runs for a while.
-    pub fn run_for(&mut self, span: Span) -> bool {
+    pub(crate) fn run_for(&mut self, span: Span) -> bool {
         self.run(self.now + span)
     }
 
-    pub fn deliver(&mut self, to: usize, tos: u8, bytes: &[u8]) {
+    pub(crate) fn deliver(&mut self, to: usize, tos: u8, bytes: &[u8]) {
         let packet = Packet::parse(bytes).expect("our packets parse");
         let meta = RxMeta { src: self.ends[1 - to].addr, dst: self.ends[to].addr, tos, ttl: 64 };
         self.ends[to].device.handle(self.now, &meta, &packet);
     }
 
     /// Ids and outcomes of an end's completions: requests if `requests`, else receives.
-    pub fn outcomes(&self, end: usize, requests: bool) -> Vec<(u64, Status)> {
+    pub(crate) fn outcomes(&self, end: usize, requests: bool) -> Vec<(u64, Status)> {
         self.ends[end].cqes.iter().filter(|c| is_request(c) == requests).map(|c| (c.id, c.status)).collect()
     }
 }
 
-pub fn is_request(cqe: &Cqe) -> bool {
+pub(crate) fn is_request(cqe: &Cqe) -> bool {
     !matches!(cqe.what, CqeKind::Receive | CqeKind::ReceiveWriteImm)
 }
 
-pub fn blank() -> Cqe {
+pub(crate) fn blank() -> Cqe {
     Cqe {
         qpn: Qpn::new(0),
         id: 0,

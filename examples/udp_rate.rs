@@ -179,7 +179,7 @@ fn udp_rate(ip: &str, payload: usize, packets: usize) -> f64 {
             while sent - acknowledged + (packets * payload) as u64 <= WINDOW {
                 let (mut at, mut segment) = (0, 0);
                 for _ in 0..packets {
-                    let from = sent as usize % (MESSAGE - payload + 1) & !63;
+                    let from = (sent as usize % (MESSAGE - payload + 1)) & !63;
                     segment = put(&mut staging[at..], psn, from as u64, &source[from..from + payload]);
                     at += segment;
                     psn += 1;

@@ -282,7 +282,7 @@ fn each_violation_is_named() {
         body.extend(vec![0; n]);
         record(4, &body)
     };
-    let flood: Vec<u8> = (0..5).flat_map(|n| eager(0, n, 8)).collect();
+    let flood: Vec<u8> = (1..6).flat_map(|n| eager(0, n, 8)).collect();
     let channels: Vec<u8> = (0..11).flat_map(|c| record(2, &[words(&[c, 0]), vec![0; 8]].concat())).collect();
     let cases: Vec<(&str, Vec<u8>, Violation)> = vec![
         ("version", version, Violation::Version),

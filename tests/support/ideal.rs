@@ -239,6 +239,9 @@ impl World {
 
     /// Ends a link at this time: nothing gets through any more, and both ends notice a little later.
     pub fn kill(&mut self, link: usize) {
+        if self.dead[link] {
+            return;
+        }
         self.dead[link] = true;
         for side in 0..2 {
             let at = self.now + 20_000 + self.rng.u64(..20_000);
@@ -328,7 +331,7 @@ impl World {
             }
             Op::Write | Op::WriteImm(_) => {
                 self.read(side, &wr.local, &mut bytes);
-                let (region, at) = self.window(far, spec.port, &wr);
+                let Some((region, at)) = self.window(far, spec.port, &wr) else { return self.kill(link) };
                 region.write_at(at, &bytes).expect("in bounds");
                 match wr.op {
                     Op::WriteImm(imm) => {
@@ -339,7 +342,7 @@ impl World {
                 }
             }
             Op::Read => {
-                let (region, at) = self.window(far, spec.port, &wr);
+                let Some((region, at)) = self.window(far, spec.port, &wr) else { return self.kill(link) };
                 region.read_at(at, &mut bytes).expect("in bounds");
                 self.ends[side].regions[wr.local.mr.0 as usize].write_at(wr.local.offset, &bytes).expect("in bounds");
                 None
@@ -374,14 +377,18 @@ impl World {
         self.ends[side].regions[local.mr.0 as usize].read_at(local.offset, bytes).expect("in bounds");
     }
 
-    /// Region and offset that a remote access means, after every check that a backend makes.
-    fn window(&self, far: usize, port: u8, wr: &WorkRequest) -> (Region, u64) {
-        let &(mr, offset, len) = self.ends[far].windows.get(&wr.remote.rkey).expect("an open key");
+    /// Region and offset that a remote access means, after every check that a backend makes. A closed key ends the lane;
+    /// only a session that is over may have closed one that is still in use.
+    fn window(&self, far: usize, port: u8, wr: &WorkRequest) -> Option<(Region, u64)> {
+        let Some(&(mr, offset, len)) = self.ends[far].windows.get(&wr.remote.rkey) else {
+            assert!(self.ends[far].session.failure().is_some(), "a key that is not open");
+            return None;
+        };
         assert_eq!(wr.remote.rkey % 2, u32::from(port), "the key of another port");
         let start = address(MrId(mr as u32), offset);
         let into = wr.remote.addr.checked_sub(start).expect("above the window's start");
         assert!(into + u64::from(wr.local.len) <= len, "outside the window");
-        (self.ends[far].regions[mr].clone(), offset + into)
+        Some((self.ends[far].regions[mr].clone(), offset + into))
     }
 
     /// Runs until nothing happens any more.

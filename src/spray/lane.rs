@@ -100,6 +100,12 @@ impl Lane {
         ((base + (queue >> 16)) * u64::from(self.penalty)) >> 8
     }
 
+    /// Nanoseconds that this many bytes take at the lane's rate.
+    #[inline]
+    pub(super) fn own_time(&self, bytes: u64) -> u64 {
+        (bytes.min(1 << 31) * u64::from(self.ns_per_byte)) >> 16
+    }
+
     /// Counts a work request that goes out. Returns what it takes of the peer port's budget.
     #[inline]
     pub(super) fn on_post(&mut self, now: Time, bytes: u32) -> u64 {

@@ -10,12 +10,12 @@ use super::incoming::Incoming;
 use super::intake::{ANNOUNCE, CHUNK, CONTROL, MESSAGE, kind_of};
 use super::message::{DoneKind, Post};
 use super::outgoing::{Outgoing, Stage};
-use super::select::{Want, burst, control_lane, data_lane};
+use super::select::{NoLane, Want, burst, control_lane, data_lane};
 use super::session::{NO_LANE, Pending, Session};
 use super::slab::Slab;
 use super::slots::MAX_REFS;
 use crate::lanes::{Local, Op, Receive, Remote, WorkRequest};
-use crate::time::Time;
+use crate::time::{Span, Time};
 
 /// Bytes that a message gets in its turn, while others of its class wait.
 const TURN: u64 = 256 << 10;
@@ -242,7 +242,14 @@ impl Session {
         let least = left.min(1 << shift) as u32;
         let bytes = (burst(class, left, self.config.split_floor, &self.budgets) as u32).max(least);
         let want = Want { bytes, least, credit: m.announces() };
-        let pick = data_lane(class, &self.lanes, &self.budgets, self.now, want)?;
+        let pick = match data_lane(class, &self.lanes, &self.budgets, self.now, want) {
+            Ok(pick) => pick,
+            Err(NoLane::Busy) => return None,
+            Err(NoLane::Wait(ns)) => {
+                self.retry_at(Span::from_nanos(ns));
+                return None;
+            }
+        };
         let room = u64::from(pick.room.min(bytes));
         let units = m.units_left();
         let target = if room >= left { units } else { (room >> shift).max(1) };

@@ -1,7 +1,7 @@
 //! Which lane takes the next chunk or control message, and how long the chunk is.
 //!
 //! The lane with the least expected finish (see `Lane::expected`), where lanes within an eighth of each other count as equal
-//! and take turns.
+//! and take turns. What little is left of a queue waits for a lane that is busy now but would still be done in half the time.
 
 use super::chunk::MIN_UNIT_SHIFT;
 use super::lane::{ClassState, Lane};
@@ -137,6 +137,15 @@ pub(super) struct Want {
     pub(super) credit: bool,
 }
 
+/// Why no lane takes a chunk now.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum NoLane {
+    /// All are busy: try again when something completes.
+    Busy,
+    /// Better wait for a busy one: try again when something completes, or after this many nanoseconds.
+    Wait(u64),
+}
+
 /// The data lane for a chunk.
 #[inline]
 pub(super) fn data_lane(
@@ -145,7 +154,7 @@ pub(super) fn data_lane(
     budgets: &Budgets,
     now: Time,
     want: Want,
-) -> Option<Pick> {
+) -> Result<Pick, NoLane> {
     let start = class.rotor;
     let mut best: Option<(u64, usize, Pick)> = None;
     let mut seen = 0;
@@ -186,9 +195,22 @@ pub(super) fn data_lane(
             best = Some((score, place, Pick { lane: index, room }));
         }
     }
-    let (_, place, pick) = best?;
+    let (score, place, pick) = best.ok_or(NoLane::Busy)?;
+    // While the queue is long, every lane helps.
+    let lane = &lanes[pick.lane as usize];
+    if score > lane.own_time(class.queued / u64::from(class.data_live.max(1)))
+        && better_is_busy(class, lanes, now, want, score)
+    {
+        return Err(NoLane::Wait(score / 2));
+    }
     class.rotor = place + 1;
-    Some(pick)
+    Ok(pick)
+}
+
+/// True if a lane that is at work would be done with the chunk in half of `score`, even behind what it has to do.
+fn better_is_busy(class: &ClassState, lanes: &[Lane], now: Time, want: Want, score: u64) -> bool {
+    let lanes = class.data.iter().filter_map(|&l| lanes.get(l as usize));
+    lanes.filter(|l| l.is_usable() && l.in_flight > 0).any(|l| l.expected(now, want.bytes) < score / 2)
 }
 
 /// The control lane for a message of about `bytes`, of those with at least `credits` credits and less than `depth` outstanding.

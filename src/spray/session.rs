@@ -375,7 +375,12 @@ impl Session {
     pub(super) fn lane_full(&mut self, index: u16) {
         self.lanes[index as usize].full = true;
         self.lane_changed(index);
-        let at = self.now + RETRY;
+        self.retry_at(RETRY);
+    }
+
+    /// Asks to be called again after `span`.
+    pub(super) fn retry_at(&mut self, span: Span) {
+        let at = self.now + span;
         self.retry_at = Some(self.retry_at.map_or(at, |t| t.min(at)));
     }
 

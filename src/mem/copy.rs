@@ -296,7 +296,7 @@ mod tests {
     /// One thread copies ever higher numbers while another polls the last word of each line: whatever it sees
     /// there, no other word of the line may be older, and no word may be torn.
     fn poll_while_copying(copy: impl Fn(*mut u8, &[u8]) + Sync, lines: usize, from: usize) {
-        // A wrong order of stores shows about once in 50,000 rounds.
+        // A wrong order of stores shows about once in 50,000 to 250,000 rounds.
         let rounds = if cfg!(miri) { 20 } else { 300_000u64 };
         let shared = Shared::new(lines * 16);
         let over = AtomicBool::new(false);

@@ -48,6 +48,7 @@ pub mod class;
 pub mod congestion;
 pub mod embedded;
 pub mod engine;
+pub mod hist;
 pub mod lanes;
 pub mod mem;
 pub mod path;

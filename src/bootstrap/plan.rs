@@ -5,7 +5,7 @@ use crate::class::Class;
 use crate::lanes::MAX_PORTS;
 
 /// Most lanes between two ends; their addresses fit one message.
-pub const MAX_LANES: usize = 448;
+pub const MAX_LANES: usize = 416;
 
 /// Enough for a control and a data lane per port pair and class, however the ports are spread over planes
 /// (at most 14 pairs).
@@ -156,7 +156,7 @@ mod tests {
         let mut a = offers(&list);
         a.lanes_per_plane = 128;
         let lanes = plan(&a, &a);
-        assert_eq!(lanes.len(), 8 * 3 * 18);
+        assert_eq!(lanes.len(), 8 * 3 * 17);
         a.limits.max_lanes = LANES_ALWAYS as u16;
         assert_eq!(plan(&a, &a).len(), 8 * 3 * 4);
         // The worst spread over planes: each end crowds one plane and has a single port in the other.

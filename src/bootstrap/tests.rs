@@ -68,7 +68,7 @@ pub(super) fn lanes(h: &Handshake) -> Vec<LaneAddress> {
                 udp_port: offer.udp_port,
                 mtu: 4096,
                 feedback_qpn: 0x77,
-                feedback_secret: 9,
+                feedback_secret: 0xdead_beef,
             }
         })
         .collect()
@@ -501,7 +501,7 @@ fn a_count_beyond_its_elements_is_refused() {
         udp_port: 1,
         mtu: 1024,
         feedback_qpn: 0,
-        feedback_secret: 9,
+        feedback_secret: 0,
     };
     let most = postcard::to_allocvec(&Message::Lanes(vec![one; MAX_LANES])).expect("written");
     assert!(postcard::from_bytes::<Message>(&most).is_ok());
@@ -515,7 +515,7 @@ fn a_count_beyond_its_elements_is_refused() {
         udp_port: 0xffff,
         mtu: 4096,
         feedback_qpn: 0xff_ffff,
-        feedback_secret: 9,
+        feedback_secret: u32::MAX,
     };
     let longest = postcard::to_allocvec(&Message::Lanes(vec![big; MAX_LANES])).expect("written");
     assert!(longest.len() <= Records::MAX, "{}", longest.len());

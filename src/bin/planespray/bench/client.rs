@@ -319,7 +319,8 @@ fn no_answer() -> String {
 /// Reads the server's slots, as many at once as there are, or one at a time for latency.
 fn fetch(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready: &Ready) -> Result<Mine, String> {
     let token = ready.window.as_ref().ok_or("the server exposed no window")?;
-    let window = RemoteWindow::from_bytes(token).map_err(|e| e.to_string())?;
+    let window = RemoteWindow::from_bytes(token)
+        .ok_or("the server's window makes no sense; use the same version at both ends")?;
     let size = job.size as usize;
     let slots = u64::from(job.slots);
     let mut free = pool.take(link.fabric, size, if job.lat { 1 } else { job.slots as usize })?;

@@ -152,7 +152,7 @@ fn listen(resolved: &Resolved, key: Result<Option<JobKey>, String>, stop: &Stop)
     while !stop.asked() {
         let connection = match listener.accept(ACCEPT) {
             Ok(connection) => connection,
-            Err(e) if is_timeout(&e) => continue,
+            Err(api::Error::TimedOut { .. }) => continue,
             Err(e) => {
                 eprintln!("planespray: a client was refused: {e}");
                 continue;
@@ -167,12 +167,6 @@ fn listen(resolved: &Resolved, key: Result<Option<JobKey>, String>, stop: &Stop)
         return Ok(true);
     }
     Ok(true)
-}
-
-/// Nobody came: not worth a word.
-fn is_timeout(e: &api::Error) -> bool {
-    let _ = e;
-    true
 }
 
 /// The client's end.
@@ -281,12 +275,15 @@ impl Run<'_> {
             at = after;
             if sample.is_void() {
                 voids += 1;
+                // Kept all the same: it counts if there is no other.
+                all.push(sample);
                 if retries > 0 {
                     retries -= 1;
                     continue;
                 }
+            } else {
+                all.push(sample);
             }
-            all.push(sample);
             current = todo.next();
         }
         let after = self.link.fabric.stats();

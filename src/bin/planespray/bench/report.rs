@@ -175,7 +175,7 @@ fn planes(before: &Stats, after: &Stats) -> Vec<PlaneRow> {
 
 /// A line for each lane that carried something between two readings.
 fn lanes(before: &Stats, after: &Stats) -> Vec<String> {
-    let same = |a: &LaneStats, b: &LaneStats| (a.plane, a.lane, a.class) == (b.plane, b.lane, b.class);
+    let same = |a: &LaneStats, b: &LaneStats| a.lane == b.lane;
     let earlier = |l: &LaneStats| before.lanes.iter().find(|b| same(b, l)).map_or((0, 0), |b| (b.bytes, b.retransmits));
     let rows: Vec<_> = after
         .lanes

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::api::{FaultCounts, UdpPort};
+use super::super::api::{Injected as Faults, UdpPort};
 use super::super::client::histogram;
 use super::super::options::{Extent, FabricOptions, Role};
 use super::super::samples::tests::flow;
@@ -49,7 +49,7 @@ fn stats(bytes: [u64; 2]) -> Stats {
         addr: "127.0.0.1".parse().unwrap(),
         udp_port: 4791,
         bytes,
-        share: 0.0,
+        share: None,
         rtt_us: Some(12.5),
         ce_share: None,
         retransmits: 0,
@@ -57,8 +57,9 @@ fn stats(bytes: [u64; 2]) -> Stats {
     Stats {
         planes: bytes.iter().enumerate().map(plane).collect(),
         lanes: vec![],
-        injected: FaultCounts::default(),
-        socket_drops: 0,
+        receive_drops: 0,
+        injected: Faults::default(),
+        bad_icrc: 0,
     }
 }
 

@@ -289,7 +289,7 @@ fn expose(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, read
         }
     }
     let access = WindowAccess { write: false, read: true, atomic: false };
-    let exposed = link.fabric.expose(slots, access).map_err(|e| e.to_string())?;
+    let exposed = link.connection.expose(slots, access).map_err(|refused| refused.error.to_string())?;
     talk.send(&ToClient::Ready(Ready { window: Some(exposed.token().to_vec()), ..ready }))?;
     let mut watch = Watch::start(link.busy);
     let deadline = match job.extent {
@@ -306,7 +306,9 @@ fn expose(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, read
             None => std::thread::sleep(Duration::from_micros(200)),
         }
     }
-    Ok(Report { cpu_ns: watch.cpu_ns(), gap_ns: watch.gap_ns(), ..Report::default() })
+    let report = Report { cpu_ns: watch.cpu_ns(), gap_ns: watch.gap_ns(), ..Report::default() };
+    pool.give([exposed.close()]);
+    Ok(report)
 }
 
 fn silent() -> String {

@@ -117,7 +117,7 @@ mod tests {
     fn one_cut_per_round_trip_down_to_the_floor() {
         let mut w = Window::new(256 << 10, 4096, 8 << 20);
         let all = path(10, 100);
-        let at = |us| Time::from_nanos(us * 1000);
+        let at = |us: u64| Time::from_nanos(us * 1000);
         w.on_ack(at(100), 4096, w.size(), true, &all);
         assert_eq!(w.size(), 128 << 10);
         w.on_ack(at(105), 4096, w.size(), true, &all);

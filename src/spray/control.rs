@@ -389,9 +389,9 @@ mod tests {
         const PAYLOAD: [u8; 50] = [0x5a; 50];
         let ids = (any::<u32>(), any::<u32>());
         prop_oneof![
-            (ids.clone(), any::<u64>()).prop_map(|((channel, number), len)| Record::Request { channel, number, len }),
-            (ids.clone(), any::<u64>()).prop_map(|((channel, number), total)| Record::Total { channel, number, total }),
-            (ids.clone(), 0usize..50).prop_map(|((channel, number), n)| Record::Eager {
+            (ids, any::<u64>()).prop_map(|((channel, number), len)| Record::Request { channel, number, len }),
+            (ids, any::<u64>()).prop_map(|((channel, number), total)| Record::Total { channel, number, total }),
+            (ids, 0usize..50).prop_map(|((channel, number), n)| Record::Eager {
                 channel,
                 number,
                 payload: &PAYLOAD[..n]
@@ -403,11 +403,7 @@ mod tests {
             }),
             (any::<u8>(), any::<Option<u64>>()).prop_map(|(port, bytes)| Record::Budget { port, bytes }),
             any::<u64>().prop_map(|messages| Record::Bye { messages }),
-            (ids.clone(), any::<u8>()).prop_map(|((channel, number), reason)| Record::Failed {
-                channel,
-                number,
-                reason
-            }),
+            (ids, any::<u8>()).prop_map(|((channel, number), reason)| Record::Failed { channel, number, reason }),
             (128u8..).prop_map(Record::Optional),
             (ids, 0u64..1 << 40, 0u64..=1 << 25, any::<[u32; 8]>(), any::<bool>(), 0u16..4096, 0u8..8, 12u8..=20)
                 .prop_map(|((channel, number), addr, capacity, keys, shared, slot, generation, unit_shift)| {

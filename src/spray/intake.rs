@@ -241,8 +241,10 @@ impl Session {
         lane.dead = Some(status);
         let (id, role) = (lane.id, lane.role);
         self.events.push_back(Event::LaneDown { lane: id, status });
-        self.lane_changed(index);
         let class = &mut self.classes[role.class.index()];
+        if role.kind == LaneKind::Data {
+            class.close(&self.lanes[index as usize]);
+        }
         let live = match role.kind {
             LaneKind::Control => &mut class.control_live,
             LaneKind::Data => &mut class.data_live,

@@ -150,11 +150,8 @@ impl Lane {
             *best = own.max(*best - *best / 32);
             // Without a queue, a rate says how much was asked for, not how much the lane can do.
             let rate = if self.path.is_queued() { own } else { own.max(*best) };
-            self.ns_per_byte = if rate == 0 {
-                DEFAULT_NS_PER_BYTE
-            } else {
-                ((1_000_000_000u64 << 16) / rate).min(u64::from(u32::MAX)) as u32
-            };
+            let ns = (1_000_000_000u64 << 16).checked_div(rate);
+            self.ns_per_byte = ns.map_or(DEFAULT_NS_PER_BYTE, |ns| u32::try_from(ns).unwrap_or(u32::MAX));
         }
         charged
     }
@@ -260,9 +257,19 @@ impl ClassState {
         }
     }
 
+    /// Takes a data lane that has just died out of the sets.
+    pub(super) fn close(&mut self, lane: &Lane) {
+        self.open.put(lane.place as usize, false);
+        self.idle.put(lane.place as usize, false);
+    }
+
     /// Brings the sets up to date after a data lane changed.
     #[inline]
     pub(super) fn refresh(&mut self, lane: &Lane, send_depth: u16) {
+        if lane.dead.is_some() {
+            // Its place may be its successor's by now.
+            return;
+        }
         let place = lane.place as usize;
         let open = lane.is_usable() && lane.in_flight < lane.window.size() && lane.outstanding < u32::from(send_depth);
         self.open.put(place, open);

@@ -8,7 +8,7 @@ use planespray::lanes::LaneAddress;
 use planespray::time::Time;
 
 /// Panics if `bytes` make a handshake misbehave. The first byte chooses how the rest is used.
-pub fn check(bytes: &[u8]) {
+pub(crate) fn check(bytes: &[u8]) {
     let Some((&how, rest)) = bytes.split_first() else { return };
     let role = if how & 1 == 0 { Role::Initiator } else { Role::Responder };
     match how >> 1 & 1 {

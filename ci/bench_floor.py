@@ -14,9 +14,9 @@ def check(result, floor):
     for field in ("wrong", "lost", "dup"):
         if result.get(field) not in (0, None):
             yield f"{field} is {result[field]}"
-    if result.get("op", "").startswith("lat_"):
-        ours = (result.get("lat_us") or {}).get("p50")
-        peer = (result.get("peer_lat_us") or {}).get("p50")
+    if result.get("lat_us"):
+        ours = result["lat_us"].get("p50")
+        peer = result.get("peer_lat_us")
         if not ours or not peer:
             yield f"no latency to compare: {ours} against {peer}"
         elif peer / ours < floor:

@@ -127,7 +127,8 @@ impl Connection {
         &self.peer.label
     }
 
-    /// Sends the first `len` bytes of `buffer` as one message.
+    /// Sends the first `len` bytes of `buffer` as one message. Done means: they are in the peer's memory, or, for a
+    /// small message, in the hands of its engine, where they wait for their receive.
     ///
     /// # Errors
     /// With the buffer: [`Error::Full`] when too much is outstanding (try again later), [`Error::Range`], or the

@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn tables_agree_with_crc32fast() {
-        for len in 0..64 {
+        for len in 0usize..64 {
             let bytes: Vec<u8> = (0..len).map(|i| (i * 37 + 11) as u8).collect();
             let crc = crc32fast::hash(&bytes);
             assert_eq!(!step(!0, &bytes), crc);

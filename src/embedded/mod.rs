@@ -30,6 +30,8 @@ const BURSTS_PER_DOORBELL: usize = 16;
 /// The RTT and loss bounds of the queue pairs. The watchdog above decides sooner.
 const TIMEOUT: Span = Span::from_millis(4);
 const RETRIES: u8 = 12;
+/// While packets keep coming, timers run once in so many polls.
+const TIMERS_EVERY: u32 = 16;
 const CQ_BATCH: usize = 64;
 const EMPTY_CQE: Cqe = Cqe {
     qpn: Qpn::new(0),
@@ -73,6 +75,8 @@ pub struct Embedded<P> {
     events: VecDeque<LaneEvent>,
     cqes: Vec<Cqe>,
     rng: fastrand::Rng,
+    /// Calls of `poll` in a row that found packets.
+    busy_polls: u32,
 }
 
 struct Slot {
@@ -115,6 +119,7 @@ impl<P: PacketIo> Embedded<P> {
             blocked: None,
             events: VecDeque::with_capacity(256),
             cqes: vec![EMPTY_CQE; CQ_BATCH],
+            busy_polls: 0,
             rng: fastrand::Rng::with_seed(config.seed ^ 0x9e37_79b9_7f4a_7c15),
             config: EmbeddedConfig { max_lanes, ..config },
         }
@@ -431,8 +436,10 @@ impl<P: PacketIo> Lanes for Embedded<P> {
 
     fn poll(&mut self, now: Time, out: &mut [Completion]) -> usize {
         let device = &mut self.device;
-        self.io.receive(now, &mut |meta, packet| device.handle(now, meta, packet));
-        if self.device.next_timeout().is_some_and(|t| t <= now) {
+        let received = self.io.receive(now, &mut |meta, packet| device.handle(now, meta, packet));
+        // What would stop a timer may be waiting to be received: after a pause of ours nothing has expired yet.
+        self.busy_polls = if received == 0 { 0 } else { self.busy_polls.wrapping_add(1) };
+        if self.busy_polls.is_multiple_of(TIMERS_EVERY) && self.device.next_timeout().is_some_and(|t| t <= now) {
             self.device.handle_timeout(now);
         }
         while let Some(event) = self.device.poll_event() {

@@ -420,6 +420,14 @@ impl Qp {
         // The oldest in any case: if the peer has it, it waits for a receive there, and says so again.
         r.held.remove(r.una);
         let mut psn = r.una;
+        if r.retries == 1 {
+            // Perhaps the peer or we were only held up. The oldest and as many of the newest as make a loss known ask.
+            r.lost.insert(psn);
+            let newest = r.sent_end.sub(REORDER);
+            if newest.distance(psn) > 0 {
+                psn = newest;
+            }
+        }
         for i in 0.. {
             let Some(&wqe) = r.sq.get(i) else { return };
             if !wqe.started {
@@ -430,7 +438,9 @@ impl Qp {
                 if !wqe.done() && want.distance(r.una) < WINDOW as i32 {
                     r.lost.insert(want);
                 }
-                psn = wqe.end();
+                if wqe.end().distance(psn) > 0 {
+                    psn = wqe.end();
+                }
             }
             while psn.distance(wqe.end()) < 0 {
                 if psn.distance(r.sent_end) >= 0 || psn.distance(r.una) >= WINDOW as i32 {

@@ -184,6 +184,7 @@ impl Qp {
         }
         self.resp.nak = None;
         self.resp.ack_now = false;
+        self.resp.ack_at = None;
         self.resp.unacked = 0;
         self.resp.unacked_bytes = 0;
         self.resp.ce_since_ack = false;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::mem::{Access, Key, MemError};
 use crate::seq::{Msn, Psn};
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::wire::{NakCode, Opcode, Packet, Reth, Syndrome};
 
 use super::feedback::Reporter;
@@ -19,6 +19,9 @@ use super::wr::{CqeKind, MAX_MESSAGE, ReceiveWr, Status};
 const ACK_EVERY: u32 = 16;
 /// Bytes after which it is.
 const ACK_BYTES: u32 = 64 << 10;
+/// How long an acknowledgement that a planespray peer asked for may wait for data to travel with, or for more to
+/// acknowledge. What such a peer needs is the end of a chunk, and that of a long one counts as [`ACK_EVERY`] packets.
+const ACK_DELAY: Span = Span::from_micros(12);
 
 /// A message of several packets under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +80,8 @@ pub(super) struct Responder {
     atomics: VecDeque<(Psn, u64)>,
     /// An acknowledgement should go out now.
     pub(super) ack_now: bool,
+    /// It should go out then at the latest.
+    pub(super) ack_at: Option<Time>,
     pub(super) unacked: u32,
     pub(super) unacked_bytes: u32,
     /// A NAK to give.
@@ -103,6 +108,7 @@ impl Responder {
             max_replies: 0,
             atomics: VecDeque::new(),
             ack_now: false,
+            ack_at: None,
             unacked: 0,
             unacked_bytes: 0,
             nak: None,
@@ -136,6 +142,7 @@ impl Responder {
         self.nak = None;
         self.replies.clear();
         self.ack_now = false;
+        self.ack_at = None;
         self.cnp_due = false;
         self.message = Message::None;
         self.report.stop();
@@ -149,25 +156,35 @@ impl Responder {
 
     #[inline]
     pub(super) fn wake_at(&self) -> Option<Time> {
-        self.report.at
+        match (self.report.at, self.ack_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
     pub(super) fn on_timer(&mut self, now: Time) {
         self.report.on_timer(now);
+        if self.ack_at.is_some_and(|at| at <= now) {
+            self.ack_at = None;
+            self.ack_now = true;
+        }
     }
 
-    fn note_for_ack(&mut self, packet: &Packet<'_>) {
+    fn note_for_ack(&mut self, now: Time, patient: bool, packet: &Packet<'_>) {
         if matches!(packet.header.bth.opcode, Opcode::READ_REQUEST | Opcode::FETCH_ADD | Opcode::COMPARE_SWAP) {
             // The response acknowledges this and everything before.
             self.ack_now = false;
+            self.ack_at = None;
             self.unacked = 0;
             self.unacked_bytes = 0;
             return;
         }
         self.unacked += 1;
         self.unacked_bytes = self.unacked_bytes.saturating_add(packet.payload.len() as u32);
-        if packet.header.bth.ack_req || self.unacked >= ACK_EVERY || self.unacked_bytes >= ACK_BYTES {
+        if self.unacked >= ACK_EVERY || self.unacked_bytes >= ACK_BYTES || packet.header.bth.ack_req && !patient {
             self.ack_now = true;
+        } else if packet.header.bth.ack_req && !self.ack_now {
+            self.ack_at = Some(self.ack_at.unwrap_or(now + ACK_DELAY));
         }
     }
 }
@@ -193,7 +210,8 @@ impl Qp {
                     // It may be one that waited for a receive.
                     self.resp.held.remove(psn);
                     self.resp.epsn = psn.add(taken);
-                    self.resp.note_for_ack(packet);
+                    let patient = self.extended();
+                    self.resp.note_for_ack(cx.now, patient, packet);
                     self.take_deferred(cx);
                 }
                 Err(refusal) => self.refuse(cx, psn, refusal),

@@ -113,7 +113,8 @@ impl Device {
                 qp.fill_replies(&mut cx, &mut burst);
             }
             // An acknowledgement is shorter than anything, so it may end the burst and saves a send.
-            if burst.count > 0 && qp.acks_now() {
+            if burst.count > 0 {
+                qp.resp.ack_now |= qp.resp.ack_at.is_some();
                 qp.fill_ack(&mut cx, &mut burst);
             }
         }

@@ -262,6 +262,7 @@ impl Session {
             };
             // Records may go by any class; what was sent already may be sent again.
             let from = &mut self.classes[role.class.index()];
+            from.records.append(&mut from.held);
             let records = std::mem::take(&mut from.records);
             let reports = std::mem::take(&mut from.reports);
             let resend = std::mem::take(&mut from.resend);

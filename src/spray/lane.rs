@@ -208,10 +208,16 @@ pub(super) struct ClassState {
     pub(super) data_live: u32,
     /// Where the next search begins.
     pub(super) rotor: usize,
+    /// Which lane the last chunk of one packet took.
+    pub(super) lonely: usize,
     pub(super) control_rotor: usize,
     pub(super) best_rate: u64,
     /// Control records to write.
     pub(super) records: VecDeque<Pending>,
+    /// Grants that can wait for company, because the peer still has others.
+    pub(super) held: VecDeque<Pending>,
+    /// Until when.
+    pub(super) held_until: Time,
     /// Lanes whose credit should be reported.
     pub(super) reports: VecDeque<u16>,
     /// Control messages to send again, by slot.
@@ -242,9 +248,12 @@ impl ClassState {
             control_live: 0,
             data_live: 0,
             rotor: 0,
+            lonely: 0,
             control_rotor: 0,
             best_rate: 0,
             records: VecDeque::new(),
+            held: VecDeque::new(),
+            held_until: Time::ZERO,
             reports: VecDeque::new(),
             resend: VecDeque::new(),
             eager: List::default(),

@@ -94,6 +94,7 @@ impl Session {
     }
 
     fn next_control(&mut self, c: usize) -> Option<Post> {
+        self.flush_grants(c);
         let class = &mut self.classes[c];
         let resend = class.resend.front().copied();
         if resend.is_none()

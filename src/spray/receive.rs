@@ -90,8 +90,9 @@ impl Session {
             return;
         };
         r.granted = Some(Granted::new(slot, generation, r.capacity, &mut self.bits));
+        self.granted += 1;
         let class = self.channels.at(r.channel).rx_class;
-        self.queue_record(class, Pending::Grant(key));
+        self.queue_grant(class, Pending::Grant(key));
     }
 
     /// Ends a receive; reports it now, or when the earlier ones have ended if it is ordered.
@@ -101,6 +102,7 @@ impl Session {
             r.result = Some(result);
             self.arrived += 1;
             if let Some(granted) = r.granted.take() {
+                self.granted -= 1;
                 self.slots.release(granted.slot);
                 granted.release(&mut self.bits);
                 self.slot_is_free();

@@ -10,6 +10,8 @@ use crate::time::Time;
 
 /// Data lanes that a class may have.
 pub(super) const MAX_CLASS_LANES: usize = 256;
+/// Longest chunk that does not take turns when it is alone.
+const LONELY: u32 = 4096;
 /// Lanes that one decision looks at.
 const CANDIDATES: usize = 16;
 /// Longest chunk while units allow: 15 packets of 4 KiB, one burst on UDP.
@@ -155,7 +157,9 @@ pub(super) fn data_lane(
     now: Time,
     want: Want,
 ) -> Result<Pick, NoLane> {
-    let start = class.rotor;
+    // One packet and nothing behind it stays on the lane of the last: the peer's answer can acknowledge it on its way.
+    let lonely = want.bytes <= LONELY && class.queued <= u64::from(want.bytes);
+    let start = if lonely { class.lonely } else { class.rotor };
     let mut best: Option<(u64, usize, Pick)> = None;
     let mut seen = 0;
     let mut at = start;
@@ -203,7 +207,11 @@ pub(super) fn data_lane(
     {
         return Err(NoLane::Wait(score / 2));
     }
-    class.rotor = place + 1;
+    if lonely {
+        class.lonely = place;
+    } else {
+        class.rotor = place + 1;
+    }
     Ok(pick)
 }
 

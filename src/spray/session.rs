@@ -30,6 +30,9 @@ const MAX_LANES: usize = 4096;
 /// How long a lane whose queue was full is left alone if nothing completes on it.
 const RETRY: Span = Span::from_micros(50);
 
+/// How long a grant may wait for others while the peer has enough.
+const HOLD: Span = Span::from_micros(30);
+
 /// A control record to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pending {
@@ -87,6 +90,8 @@ pub struct Session {
 
     pub(super) incoming: Slab<Incoming>,
     pub(super) slots: Slots,
+    /// Receives that are granted and not full yet.
+    pub(super) granted: u32,
     pub(super) bits: BitPool,
     /// Receives that wait for a slot.
     pub(super) slotless: VecDeque<Key>,
@@ -150,6 +155,7 @@ impl Session {
             eager_used: 0,
             incoming: Slab::new(config.max_receives),
             slots: Slots::new(),
+            granted: 0,
             bits: BitPool::default(),
             slotless: VecDeque::new(),
             rx_ahead: 0,
@@ -336,6 +342,7 @@ impl Session {
         }
         for class in &mut self.classes {
             class.records.clear();
+            class.held.clear();
             class.reports.clear();
             class.resend.clear();
             class.push = false;
@@ -423,6 +430,33 @@ impl Session {
             && let Some(c) = self.control_class(class)
         {
             self.classes[c].records.push_back(record);
+        }
+    }
+
+    /// Queues a grant. It waits a little for others to travel with while the peer has enough of them.
+    pub(super) fn queue_grant(&mut self, class: Class, grant: Pending) {
+        if self.over.is_some() {
+            return;
+        }
+        let Some(c) = self.control_class(class) else { return };
+        let state = &mut self.classes[c];
+        if state.held.is_empty() {
+            state.held_until = self.now + HOLD;
+            self.retry_at(HOLD);
+        }
+        self.classes[c].held.push_back(grant);
+    }
+
+    /// Queues the grants that waited if it is time: the peer has fewer left than wait here, the first has waited long
+    /// enough, or something else goes out anyway.
+    pub(super) fn flush_grants(&mut self, c: usize) {
+        let state = &mut self.classes[c];
+        if state.held.is_empty() {
+            return;
+        }
+        let company = !state.records.is_empty() || !state.eager.is_empty() || !state.reports.is_empty() || state.push;
+        if company || 2 * state.held.len() as u32 > self.granted || self.now >= state.held_until {
+            state.records.append(&mut state.held);
         }
     }
 

@@ -120,6 +120,10 @@ pub(super) struct Channel {
     pub(super) rx_next: u32,
     /// Class that the peer used last; grants go the same way.
     pub(super) rx_class: Class,
+    /// Receives that are granted and not full yet.
+    pub(super) granted: u32,
+    /// How many of those grants wait to be sent.
+    pub(super) held: u32,
 }
 
 /// All channels, found by number in a few comparisons.
@@ -167,6 +171,8 @@ impl Channels {
             rx: NumberRing::new(),
             rx_next: 0,
             rx_class: Class::Latency,
+            granted: 0,
+            held: 0,
         });
         self.index[at] = index;
         if self.channels.len() * 2 > self.index.len() {

@@ -262,13 +262,14 @@ impl Session {
             };
             // Records may go by any class; what was sent already may be sent again.
             let from = &mut self.classes[role.class.index()];
-            from.records.append(&mut from.held);
+            let held = std::mem::take(&mut from.held);
             let records = std::mem::take(&mut from.records);
             let reports = std::mem::take(&mut from.reports);
             let resend = std::mem::take(&mut from.resend);
             let push = std::mem::take(&mut from.push);
             let to = &mut self.classes[other];
             to.records.extend(records);
+            to.held.extend(held);
             to.reports.extend(reports);
             to.resend.extend(resend);
             to.push |= push;

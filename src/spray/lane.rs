@@ -6,7 +6,7 @@ use super::config::{LaneKind, LaneRole, SessionConfig};
 use super::credit::Credits;
 use super::select::LaneSet;
 use super::session::Pending;
-use super::slab::List;
+use super::slab::{Key, List};
 use super::stats::LaneStats;
 use crate::class::Class;
 use crate::congestion::Window;
@@ -214,8 +214,8 @@ pub(super) struct ClassState {
     pub(super) best_rate: u64,
     /// Control records to write.
     pub(super) records: VecDeque<Pending>,
-    /// Grants that can wait for company, because the peer still has others.
-    pub(super) held: VecDeque<Pending>,
+    /// Receives whose grants can wait for company, because the peer still has others.
+    pub(super) held: VecDeque<Key>,
     /// Until when.
     pub(super) held_until: Time,
     /// Lanes whose credit should be reported.

@@ -5,7 +5,7 @@ use super::chunk::{Immediate, MAX_MESSAGE};
 use super::failure::{Failure, PeerReason, Violation};
 use super::incoming::{Granted, Incoming, Progress};
 use super::message::{Done, DoneKind, Event, MessageId, Recv, Refused};
-use super::session::{Pending, Session};
+use super::session::Session;
 use crate::class::Class;
 use crate::time::Time;
 
@@ -90,9 +90,11 @@ impl Session {
             return;
         };
         r.granted = Some(Granted::new(slot, generation, r.capacity, &mut self.bits));
-        self.granted += 1;
-        let class = self.channels.at(r.channel).rx_class;
-        self.queue_grant(class, Pending::Grant(key));
+        let ch = self.channels.at(r.channel);
+        ch.granted += 1;
+        ch.held += 1;
+        let (class, last) = (ch.rx_class, 2 * ch.held > ch.granted);
+        self.queue_grant(class, key, last);
     }
 
     /// Ends a receive; reports it now, or when the earlier ones have ended if it is ordered.
@@ -102,7 +104,12 @@ impl Session {
             r.result = Some(result);
             self.arrived += 1;
             if let Some(granted) = r.granted.take() {
-                self.granted -= 1;
+                let ch = self.channels.at(r.channel);
+                ch.granted = ch.granted.saturating_sub(1);
+                let (class, last) = (ch.rx_class, ch.held > 0 && 2 * ch.held > ch.granted);
+                if last && let Some(c) = self.control_class(class) {
+                    self.classes[c].held_until = self.now;
+                }
                 self.slots.release(granted.slot);
                 granted.release(&mut self.bits);
                 self.slot_is_free();

@@ -31,7 +31,7 @@ const MAX_LANES: usize = 4096;
 const RETRY: Span = Span::from_micros(50);
 
 /// How long a grant may wait for others while the peer has enough.
-const HOLD: Span = Span::from_micros(30);
+const HOLD: Span = Span::from_micros(100);
 
 /// A control record to write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,8 +90,7 @@ pub struct Session {
 
     pub(super) incoming: Slab<Incoming>,
     pub(super) slots: Slots,
-    /// Receives that are granted and not full yet.
-    pub(super) granted: u32,
+
     pub(super) bits: BitPool,
     /// Receives that wait for a slot.
     pub(super) slotless: VecDeque<Key>,
@@ -155,7 +154,6 @@ impl Session {
             eager_used: 0,
             incoming: Slab::new(config.max_receives),
             slots: Slots::new(),
-            granted: 0,
             bits: BitPool::default(),
             slotless: VecDeque::new(),
             rx_ahead: 0,
@@ -433,30 +431,38 @@ impl Session {
         }
     }
 
-    /// Queues a grant. It waits a little for others to travel with while the peer has enough of them.
-    pub(super) fn queue_grant(&mut self, class: Class, grant: Pending) {
+    /// Queues a grant. It waits a little for others to travel with, unless the peer has fewer left than wait here.
+    pub(super) fn queue_grant(&mut self, class: Class, receive: Key, last: bool) {
         if self.over.is_some() {
             return;
         }
         let Some(c) = self.control_class(class) else { return };
-        let state = &mut self.classes[c];
-        if state.held.is_empty() {
-            state.held_until = self.now + HOLD;
-            self.retry_at(HOLD);
+        if last {
+            self.classes[c].held_until = self.now;
+        } else if self.classes[c].held.is_empty() {
+            self.classes[c].held_until = self.now + HOLD;
         }
-        self.classes[c].held.push_back(grant);
+        self.classes[c].held.push_back(receive);
     }
 
-    /// Queues the grants that waited if it is time: the peer has fewer left than wait here, the first has waited long
-    /// enough, or something else goes out anyway.
+    /// Queues the grants that waited if it is time, or if something else goes out anyway.
     pub(super) fn flush_grants(&mut self, c: usize) {
         let state = &mut self.classes[c];
         if state.held.is_empty() {
             return;
         }
         let company = !state.records.is_empty() || !state.eager.is_empty() || !state.reports.is_empty() || state.push;
-        if company || 2 * state.held.len() as u32 > self.granted || self.now >= state.held_until {
-            state.records.append(&mut state.held);
+        if !company && self.now < state.held_until {
+            // One timer serves all; whoever else it rang for, it must ring again.
+            let left = state.held_until.since(self.now);
+            self.retry_at(left);
+            return;
+        }
+        while let Some(key) = state.held.pop_front() {
+            if let Some(r) = self.incoming.get_mut(key) {
+                self.channels.at(r.channel).held = 0;
+            }
+            state.records.push_back(Pending::Grant(key));
         }
     }
 

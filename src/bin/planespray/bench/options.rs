@@ -230,7 +230,8 @@ impl Measure {
     /// Messages outstanding at `size`, and so slots at each end.
     pub(super) fn slots(&self, size: u64) -> u32 {
         if self.lat {
-            return 4;
+            // Receives wait ahead, so that posting the next one is not part of the round.
+            return u32::try_from((DEFAULT_BYTES_IN_FLIGHT / size.max(1)).clamp(4, 64)).unwrap_or(64);
         }
         let wanted = self
             .depth

@@ -191,10 +191,11 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
     }
     let elapsed = start.elapsed();
     debug_assert_eq!(sent, delivered);
-    let watch_end = watch;
+    let watch_end = watch.stopped();
     // Receives that the server posted in excess are filled with empty messages, so that its slots come back.
     let posted = finish(talk, sent, 0)?;
     free.extend(ready);
+    let deadline = Instant::now() + STALL;
     for _ in sent..posted {
         let buffer = loop {
             if let Some(buffer) = free.pop() {
@@ -202,7 +203,7 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
             }
             if let Some((buffer, _)) = sending.pop(!link.busy)? {
                 free.push(buffer);
-            } else if watch.turn() - progress > STALL + elapsed {
+            } else if Instant::now() > deadline {
                 return Err("the server's slots did not come back; packets do not get through".into());
             }
         };
@@ -255,13 +256,14 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
     let start = Instant::now();
     let mut sent = 0u64;
     while pace.goes_on(link, sent, watch.turn()) {
+        let turn = watch.turn();
         let mut buffer = loop {
             if let Some(buffer) = free.pop() {
                 break buffer;
             }
             if let Some((buffer, _)) = sending.pop(false)? {
                 free.push(buffer);
-            } else if watch.turn() - start > STALL * 2 + start.elapsed() {
+            } else if watch.turn() - turn > STALL {
                 return Err(no_answer());
             }
         };
@@ -291,7 +293,7 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
         }
     }
     let elapsed = start.elapsed();
-    let watch_end = watch;
+    let watch_end = watch.stopped();
     drain(link, &mut sending, &mut free)?;
     let theirs = finish(talk, sent, posted)?;
     for _ in sent..theirs {
@@ -374,7 +376,7 @@ fn fetch(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready
             return Err(no_answer());
         }
     }
-    let elapsed = start.elapsed();
+    let (elapsed, watch) = (start.elapsed(), watch.stopped());
     talk.send(&ToServer::Finish { sent: done, posted: 0 })?;
     pool.give(free);
     Ok(Mine {

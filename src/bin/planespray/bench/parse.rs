@@ -67,10 +67,11 @@ pub(super) fn interface(name: &str) -> Result<IpAddr, String> {
             if !found.is_some_and(|f| f.is_ipv4()) {
                 found = Some(v4.ip().into());
             }
-        } else if let Some(v6) = storage.as_sockaddr_in6() {
-            if found.is_none() && !v6.ip().is_unicast_link_local() {
-                found = Some(v6.ip().into());
-            }
+        } else if let Some(v6) = storage.as_sockaddr_in6()
+            && found.is_none()
+            && !v6.ip().is_unicast_link_local()
+        {
+            found = Some(v6.ip().into());
         }
     }
     match found {

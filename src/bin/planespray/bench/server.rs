@@ -33,7 +33,7 @@ pub(super) fn serve(link: &Link<'_>, tcp_addr: std::net::IpAddr) -> Result<(), S
                 }
             }
             ToServer::Finish { .. } => return Err("the client finished what it had not begun".into()),
-            ToServer::Bye => return Ok(()),
+            ToServer::Bye => return talk.flush(),
         }
     }
 }

@@ -64,10 +64,10 @@ impl Listener {
         while streams.iter().any(Option::is_none) {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    if let Some((index, stream)) = self.admit(stream) {
-                        if let Some(place) = streams.get_mut(usize::from(index)) {
-                            *place = Some(stream);
-                        }
+                    if let Some((index, stream)) = self.admit(stream)
+                        && let Some(place) = streams.get_mut(usize::from(index))
+                    {
+                        *place = Some(stream);
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
@@ -200,7 +200,7 @@ fn source(stop: &Stop, job: &Job, streams: Vec<TcpStream>) -> Result<Mine, Strin
             }
         }
     }
-    let elapsed = start.elapsed();
+    let (elapsed, watch) = (start.elapsed(), watch.stopped());
     Ok(Mine { messages: sent, elapsed, lat: None, wrong: 0, dup: 0, lost: 0, watch })
 }
 
@@ -308,7 +308,7 @@ fn ping(stop: &Stop, job: &Job, stream: &mut TcpStream) -> Result<Mine, String> 
         checker.check(&mut back, len, job.first + sent);
         sent += 1;
     }
-    let elapsed = start.elapsed();
+    let (elapsed, watch) = (start.elapsed(), watch.stopped());
     stream.shutdown(Shutdown::Write).map_err(text("end"))?;
     Ok(Mine {
         messages: sent,

@@ -19,6 +19,8 @@ pub(super) fn cpu_ns() -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watch {
     cpu: u64,
+    /// Processor time when the watch was stopped.
+    used: Option<u64>,
     last: Instant,
     gap: Duration,
     /// Waiting may sleep, so standing still means nothing.
@@ -27,7 +29,7 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn start(busy: bool) -> Watch {
-        Watch { cpu: cpu_ns(), last: Instant::now(), gap: Duration::ZERO, sleeps: !busy }
+        Watch { cpu: cpu_ns(), used: None, last: Instant::now(), gap: Duration::ZERO, sleeps: !busy }
     }
 
     /// Once per turn of the loop: the time now.
@@ -46,9 +48,15 @@ impl Watch {
         u64::try_from(self.gap.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Processor time since the start, in nanoseconds.
+    /// Processor time from the start to now or to the stop, in nanoseconds.
     pub(super) fn cpu_ns(&self) -> u64 {
-        cpu_ns().saturating_sub(self.cpu)
+        self.used.unwrap_or_else(|| cpu_ns().saturating_sub(self.cpu))
+    }
+
+    /// This watch at the end of what it watches.
+    pub(super) fn stopped(mut self) -> Watch {
+        self.used = Some(self.cpu_ns());
+        self
     }
 }
 

@@ -244,7 +244,7 @@ fn run(setup: &Setup) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 160, max_shrink_iters: 4000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, max_shrink_iters: 4000, ..ProptestConfig::default() })]
 
     #[test]
     fn every_message_arrives_once_whole_and_in_order(setup in setups(false)) {

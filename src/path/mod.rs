@@ -103,7 +103,7 @@ impl Path {
         if span < MIN_INTERVAL.max(Span::from_nanos(u64::from(self.srtt.unwrap_or(0)))) {
             return false;
         }
-        let rate = (u128::from(self.bytes) * 1_000_000_000 / u128::from(span.as_nanos().max(1))) as u64;
+        let rate = self.bytes.saturating_mul(1_000_000_000) / span.as_nanos().max(1);
         self.rate = Some(match self.rate {
             // What a dry lane delivered is a lower bound of what it can.
             Some(old) if self.dry => old.max(rate),
@@ -120,6 +120,9 @@ impl Path {
     pub fn on_marks(&mut self, marks: Marks) {
         let Marks { packets, ce } = marks;
         if packets == 0 {
+            return;
+        }
+        if ce == 0 && self.ce == Some(0) {
             return;
         }
         let share = (u64::from(ce.min(packets)) * u64::from(ONE) / u64::from(packets)) as u32;

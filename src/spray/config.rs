@@ -104,7 +104,7 @@ pub struct LaneRole {
     pub kind: LaneKind,
     /// The lane's number, the same at both ends and unique in the session: 0..4,096.
     pub peer_index: u16,
-    /// The RoCE MTU both ends settled on, in bytes.
+    /// The RoCE MTU both ends settled on, in bytes: 256, 512, 1024, 2048 or 4096.
     pub mtu: u32,
     /// Counts how often this `peer_index` was made anew; the same at both ends.
     pub generation: u16,

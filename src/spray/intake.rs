@@ -65,6 +65,7 @@ impl Session {
         let charge = lane.on_complete(self.now, chunk.bytes, c, &mut class.best_rate);
         self.budgets.sub(lane.role.peer_port, charge);
         class.refresh(lane, self.config.send_depth);
+        class.note(lane, self.now, chunk.bytes);
         let missing = lane.credits.missing > 0;
         if let Some(m) = self.outgoing.at_mut(chunk.message) {
             m.in_flight = m.in_flight.saturating_sub(1);

@@ -10,7 +10,7 @@ use super::slab::{Key, List};
 use super::stats::LaneStats;
 use crate::class::Class;
 use crate::congestion::Window;
-use crate::lanes::{Completion, LaneId, Status, charge};
+use crate::lanes::{Completion, LaneId, Status};
 use crate::path::{ONE, Path, Sample};
 use crate::time::Time;
 
@@ -37,6 +37,7 @@ pub(super) struct Lane {
     pub(super) path: Path,
     /// Its place among the class's lanes of its kind.
     pub(super) place: u16,
+    mtu_shift: u8,
     pub(super) dead: Option<Status>,
     /// The backend's queue was full; nothing more until something completes or time passes.
     pub(super) full: bool,
@@ -71,6 +72,7 @@ impl Lane {
             window: Window::new(config.initial_window, role.mtu.max(4096), config.max_window),
             path: Path::default(),
             place,
+            mtu_shift: role.mtu.trailing_zeros() as u8,
             dead: None,
             full: false,
             in_repost: false,
@@ -106,6 +108,14 @@ impl Lane {
         (bytes.min(1 << 31) * u64::from(self.ns_per_byte)) >> 16
     }
 
+    /// What [`charge`](crate::lanes::charge) says, for an MTU that is a power of two.
+    #[inline]
+    fn charge(&self, bytes: u32) -> u64 {
+        let bytes = u64::from(bytes);
+        let packets = ((bytes + u64::from(self.role.mtu) - 1) >> self.mtu_shift).max(1);
+        bytes + packets * 768
+    }
+
     /// Counts a work request that goes out. Returns what it takes of the peer port's budget.
     #[inline]
     pub(super) fn on_post(&mut self, now: Time, bytes: u32) -> u64 {
@@ -114,14 +124,14 @@ impl Lane {
         }
         self.outstanding += 1;
         self.in_flight += bytes;
-        charge(u64::from(bytes), self.role.mtu)
+        self.charge(bytes)
     }
 
     /// Counts a work request that the backend did not take. Returns what it had taken of the budget.
     pub(super) fn on_unpost(&mut self, bytes: u32) -> u64 {
         self.outstanding = self.outstanding.saturating_sub(1);
         self.in_flight = self.in_flight.saturating_sub(bytes);
-        charge(u64::from(bytes), self.role.mtu)
+        self.charge(bytes)
     }
 
     /// Counts a work request that completed, and learns from it. `best` is the best rate of the class.
@@ -212,6 +222,10 @@ pub(super) struct ClassState {
     pub(super) lonely: usize,
     pub(super) control_rotor: usize,
     pub(super) best_rate: u64,
+    /// Least expected finish that is known of among its data lanes, in nanoseconds.
+    pub(super) least: u64,
+    /// Decisions until busy lanes are looked at again.
+    pub(super) patience: u32,
     /// Control records to write.
     pub(super) records: VecDeque<Pending>,
     /// Receives whose grants can wait for company, because the peer still has others.
@@ -251,6 +265,8 @@ impl ClassState {
             lonely: 0,
             control_rotor: 0,
             best_rate: 0,
+            least: 0,
+            patience: 0,
             records: VecDeque::new(),
             held: VecDeque::new(),
             held_until: Time::ZERO,
@@ -283,5 +299,35 @@ impl ClassState {
         let open = lane.is_usable() && lane.in_flight < lane.window.size() && lane.outstanding < u32::from(send_depth);
         self.open.put(place, open);
         self.idle.put(place, open && lane.outstanding == 0);
+    }
+
+    /// Notes a data lane that has just completed something.
+    #[inline]
+    pub(super) fn note(&mut self, lane: &Lane, now: Time, bytes: u32) {
+        self.least = self.least.min(lane.expected(now, bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::{PortId, charge};
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn charges_as_the_seam_does(bytes: u32, shift in 8u32..=12) {
+            let role = LaneRole {
+                port: PortId(0),
+                peer_port: 0,
+                class: Class::Bulk,
+                kind: LaneKind::Data,
+                peer_index: 0,
+                mtu: 1 << shift,
+                generation: 0,
+            };
+            let lane = Lane::new(LaneId(0), role, 0, 0, &SessionConfig::default());
+            prop_assert_eq!(lane.charge(bytes), charge(u64::from(bytes), 1 << shift));
+        }
     }
 }

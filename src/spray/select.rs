@@ -19,32 +19,39 @@ const BURST: u64 = 15 << MIN_UNIT_SHIFT;
 
 /// A set of places, 0..[`MAX_CLASS_LANES`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LaneSet([u64; MAX_CLASS_LANES / 64]);
+pub(super) struct LaneSet {
+    words: [u64; MAX_CLASS_LANES / 64],
+    len: u32,
+}
 
 impl LaneSet {
     #[inline]
     pub(super) fn put(&mut self, place: usize, on: bool) {
-        let word = &mut self.0[place / 64 % (MAX_CLASS_LANES / 64)];
+        let word = &mut self.words[place / 64 % (MAX_CLASS_LANES / 64)];
         let bit = 1 << (place % 64);
-        if on { *word |= bit } else { *word &= !bit }
+        let was = *word & bit != 0;
+        if on != was {
+            *word ^= bit;
+            self.len = if on { self.len + 1 } else { self.len - 1 };
+        }
     }
 
     #[inline]
     pub(super) fn len(&self) -> u32 {
-        self.0.iter().map(|w| w.count_ones()).sum()
+        self.len
     }
 
     /// The first place in it from `from` on, below [`MAX_CLASS_LANES`].
     #[inline]
     pub(super) fn next(&self, from: usize) -> Option<usize> {
         let mut word = from / 64;
-        let mut bits = *self.0.get(word)? & (u64::MAX << (from % 64));
+        let mut bits = *self.words.get(word)? & (u64::MAX << (from % 64));
         loop {
             if bits != 0 {
                 return Some(word * 64 + bits.trailing_zeros() as usize);
             }
             word += 1;
-            bits = *self.0.get(word)?;
+            bits = *self.words.get(word)?;
         }
     }
 }
@@ -197,15 +204,25 @@ pub(super) fn data_lane(
         let score = lane.expected(now, want.bytes);
         if best.is_none_or(|(least, ..)| score + score / 8 < least) {
             best = Some((score, place, Pick { lane: index, room }));
+            // As good as the best that is known of: no need to look further.
+            if score <= class.least + class.least / 8 {
+                break;
+            }
         }
     }
     let (score, place, pick) = best.ok_or(NoLane::Busy)?;
-    // While the queue is long, every lane helps.
+    if seen > 1 {
+        class.least = score;
+    }
+    // While the queue is long, every lane helps; only its end may wait.
     let lane = &lanes[pick.lane as usize];
-    if score > lane.own_time(class.queued / u64::from(class.data_live.max(1)))
-        && better_is_busy(class, lanes, now, want, score)
-    {
-        return Err(NoLane::Wait(score / 2));
+    class.patience = class.patience.saturating_sub(1);
+    if class.patience == 0 && score > lane.own_time(class.queued) / u64::from(class.data_live.max(1)) {
+        if better_is_busy(class, lanes, now, want, score) {
+            return Err(NoLane::Wait(score / 2));
+        }
+        // Looking at all lanes costs as much as this many decisions.
+        class.patience = class.data_live;
     }
     if lonely {
         class.lonely = place;

@@ -186,6 +186,7 @@ impl Session {
             || usize::from(role.peer_port) >= MAX_PORTS
             || usize::from(role.port.0) >= MAX_PORTS
             || !(256..=4096).contains(&role.mtu)
+            || !role.mtu.is_power_of_two()
             || taken(self.by_peer[usize::from(role.peer_index)])
             || self.lane_of(lane).is_some()
             || self.lanes.len() >= usize::from(NO_LANE)

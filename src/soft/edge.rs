@@ -90,7 +90,13 @@ impl Udp {
             infos.push(info);
         }
         let fds: Vec<RawFd> = opened.iter().map(AsRawFd::as_raw_fd).collect();
-        let state = || State { gso: cfg.gso, flows: vec![None; FLOWS].into_boxed_slice(), dropped: 0, unreported: 0, logged: 0 };
+        let state = || State {
+            gso: cfg.gso,
+            flows: vec![None; FLOWS].into_boxed_slice(),
+            dropped: 0,
+            unreported: 0,
+            logged: 0,
+        };
         let mut udp = Udp {
             poll: PollSet::new(&fds),
             ports: opened,

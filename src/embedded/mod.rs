@@ -168,6 +168,23 @@ impl<P: PacketIo> Embedded<P> {
         }
     }
 
+    /// A lane that ends sends nothing more, not even what a full socket held up.
+    fn forget_blocked(&mut self, qpn: Qpn) {
+        if self.blocked.as_ref().is_some_and(|b| b.qpn == qpn) {
+            self.blocked = None;
+        }
+    }
+
+    fn take_events(&mut self) {
+        while let Some(event) = self.device.poll_event() {
+            if let Some(id) = self.by_qp[(event.qpn.get() & 0xfff) as usize]
+                && self.lane(id).is_ok_and(|lane| lane.qpn == event.qpn)
+            {
+                self.fail(id, status(event.status));
+            }
+        }
+    }
+
     fn complete(&mut self, cqe: &Cqe) -> Option<Completion> {
         let lane = (*self.by_qp.get((cqe.qpn.get() & 0xfff) as usize)?)?;
         if self.lane(lane).ok()?.qpn != cqe.qpn {
@@ -284,7 +301,10 @@ impl<P: PacketIo> Control for Embedded<P> {
                 priority: spec.class.index() as u8,
                 signal_all: true,
             })
-            .map_err(|_| LaneError::NoLanes { limit })?;
+            .map_err(|e| match e {
+                roce::QpError::Invalid { what } => LaneError::Invalid { what },
+                _ => LaneError::NoLanes { limit },
+            })?;
         let made = self.device.modify_qp(qpn, Transition::Init);
         debug_assert!(made.is_ok(), "RESET to INIT is always allowed");
         let slot = &mut self.lanes[index];
@@ -323,10 +343,10 @@ impl<P: PacketIo> Control for Embedded<P> {
             (lane.qpn, lane.psn, lane.secret, lane.spec)
         };
         let port = self.io.ports().get(usize::from(spec.port.0)).ok_or(LaneError::Invalid { what: "port" })?;
-        let mtu = port.mtu.min(peer.mtu);
-        if !matches!(mtu, 256 | 512 | 1024 | 2048 | 4096) {
+        if !matches!(peer.mtu, 256 | 512 | 1024 | 2048 | 4096) {
             return Err(LaneError::Invalid { what: "peer's MTU" });
         }
+        let mtu = port.mtu.min(peer.mtu);
         let path = self.io.open_path(spec.port, spec.entropy, SocketAddr::new(peer.addr, peer.udp_port))?;
         let extension = (peer.feedback_qpn != 0).then(|| roce::Extension {
             feedback_qpn: Qpn::new(peer.feedback_qpn),
@@ -363,15 +383,14 @@ impl<P: PacketIo> Control for Embedded<P> {
         let lane = self.lane_mut(id)?;
         lane.failed = true;
         let qpn = lane.qpn;
+        self.forget_blocked(qpn);
         self.device.modify_qp(qpn, Transition::Err).map_err(|_| LaneError::NoLane)
     }
 
     fn destroy(&mut self, id: LaneId) -> Result<(), LaneError> {
         self.lane(id)?;
         let Some(lane) = self.lanes[id.index()].lane.take() else { return Err(LaneError::NoLane) };
-        if self.blocked.as_ref().is_some_and(|b| b.qpn == lane.qpn) {
-            self.blocked = None;
-        }
+        self.forget_blocked(lane.qpn);
         self.by_qp[(lane.qpn.get() & 0xfff) as usize] = None;
         if let Some(path) = lane.path {
             self.io.close_path(path);
@@ -442,11 +461,7 @@ impl<P: PacketIo> Lanes for Embedded<P> {
         if self.busy_polls.is_multiple_of(TIMERS_EVERY) && self.device.next_timeout().is_some_and(|t| t <= now) {
             self.device.handle_timeout(now);
         }
-        while let Some(event) = self.device.poll_event() {
-            if let Some(lane) = self.by_qp[(event.qpn.get() & 0xfff) as usize] {
-                self.fail(lane, status(event.status));
-            }
-        }
+        self.take_events();
         while let Some((port, packets)) = self.io.drops() {
             self.events.push_back(LaneEvent::ReceiveDrops { port, packets });
         }
@@ -469,10 +484,14 @@ impl<P: PacketIo> Lanes for Embedded<P> {
     }
 
     fn next_timeout(&self) -> Option<Time> {
-        if self.blocked.is_some() || self.device.pending_transmit() {
+        // Sending and posting complete requests too: those that fail, and those that a receive was missing for.
+        if self.blocked.is_some() || self.device.pending_transmit() || self.device.has_completions() {
             return Some(Time::ZERO);
         }
-        self.device.next_timeout()
+        match (self.device.next_timeout(), self.io.next_event()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -290,6 +290,11 @@ impl Device {
         n
     }
 
+    /// True if [`Device::poll_cq`] has something.
+    pub fn has_completions(&self) -> bool {
+        !self.cq.is_empty()
+    }
+
     /// The next queue pair that moved itself to ERR.
     pub fn poll_event(&mut self) -> Option<QpEvent> {
         self.events.pop_front()

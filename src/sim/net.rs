@@ -82,8 +82,8 @@ struct Inner {
     /// One-way cuts: packets from the first address to the second vanish.
     cuts: Vec<(IpAddr, IpAddr)>,
     ports: Vec<(SocketAddr, usize)>,
-    hosts: usize,
-    flying: BinaryHeap<Reverse<Flight>>,
+    /// What flies to each host.
+    flying: Vec<BinaryHeap<Reverse<Flight>>>,
     order: u64,
     stats: NetStats,
 }
@@ -91,7 +91,6 @@ struct Inner {
 struct Flight {
     at: Time,
     order: u64,
-    host: usize,
     src: SocketAddr,
     dst: SocketAddr,
     tos: u8,
@@ -125,8 +124,7 @@ impl Net {
             delay,
             cuts: Vec::new(),
             ports: Vec::new(),
-            hosts: 0,
-            flying: BinaryHeap::new(),
+            flying: Vec::new(),
             order: 0,
             stats: NetStats::default(),
         })))
@@ -135,8 +133,8 @@ impl Net {
     /// Adds a host with these ports and returns its packet edge.
     pub fn host(&self, ports: &[SimPort]) -> SimIo {
         let mut net = self.0.borrow_mut();
-        let host = net.hosts;
-        net.hosts += 1;
+        let host = net.flying.len();
+        net.flying.push(BinaryHeap::new());
         let mut infos = Vec::new();
         for (rail, p) in ports.iter().enumerate() {
             net.ports.push((SocketAddr::new(p.addr, 4791), host));
@@ -160,7 +158,7 @@ impl Net {
 
     /// When the next packet arrives anywhere.
     pub fn next_arrival(&self) -> Option<Time> {
-        self.0.borrow().flying.peek().map(|f| f.0.at)
+        self.0.borrow().flying.iter().filter_map(|f| f.peek()).map(|f| f.0.at).min()
     }
 
     /// Replaces the faults.
@@ -226,43 +224,24 @@ impl Inner {
         if self.chance(faults.duplicate) {
             let later = at + Span::from_nanos(self.rng.u64(1..=faults.reorder_by.as_nanos().max(1)));
             self.stats.duplicated += 1;
-            self.push(Flight { at: later, order: 0, host, src, dst, tos, bytes: bytes.clone() });
+            self.push(host, Flight { at: later, order: 0, src, dst, tos, bytes: bytes.clone() });
         }
-        self.push(Flight { at, order: 0, host, src, dst, tos, bytes });
+        self.push(host, Flight { at, order: 0, src, dst, tos, bytes });
     }
 
-    fn push(&mut self, mut flight: Flight) {
+    fn push(&mut self, host: usize, mut flight: Flight) {
         self.order += 1;
         flight.order = self.order;
-        self.flying.push(Reverse(flight));
+        self.flying[host].push(Reverse(flight));
     }
 
-    /// The next packet for `host` that is due, looking past packets of other hosts.
+    /// The next packet for `host`, if it is due.
     fn take(&mut self, host: usize) -> Option<Flight> {
-        let due = |f: &Flight, now| f.at <= now;
-        if let Some(Reverse(f)) = self.flying.peek() {
-            if !due(f, self.now) {
-                return None;
-            }
-            if f.host == host {
-                return self.flying.pop().map(|r| r.0);
-            }
+        let flying = &mut self.flying[host];
+        if flying.peek()?.0.at > self.now {
+            return None;
         }
-        let mut others = Vec::new();
-        let mut found = None;
-        while let Some(Reverse(f)) = self.flying.peek() {
-            if !due(f, self.now) {
-                break;
-            }
-            let Some(Reverse(f)) = self.flying.pop() else { break };
-            if f.host == host {
-                found = Some(f);
-                break;
-            }
-            others.push(f);
-        }
-        self.flying.extend(others.into_iter().map(Reverse));
-        found
+        flying.pop().map(|r| r.0)
     }
 }
 
@@ -352,5 +331,9 @@ impl PacketIo for SimIo {
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
+    }
+
+    fn next_event(&self) -> Option<Time> {
+        self.net.0.borrow().flying[self.host].peek().map(|f| f.0.at)
     }
 }

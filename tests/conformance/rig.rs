@@ -28,6 +28,8 @@ pub(crate) struct Abilities {
     /// The network loses, repeats, reorders, marks and corrupts nothing, and time passes only when nothing is to be
     /// done: nothing is ever sent twice.
     pub(crate) exact: bool,
+    /// No packet is lost, though one may be sent again where a thread was held up.
+    pub(crate) lossless: bool,
     /// Bounds of the round trip of one small request on an idle lane; `None` where none is reported, or where
     /// losses and delays blur it.
     pub(crate) rtt: Option<(Span, Span)>,
@@ -413,6 +415,23 @@ impl<L: Lanes> Rig<L> {
             let c = self.wait(end, id);
             assert_eq!(c.status, status, "end {end}: {c:?}");
         }
+    }
+
+    /// The `bad`th of some requests of one lane was refused for one of the reasons in `why`: those before it have
+    /// succeeded, those after it are flushed, and an event has said so. Returns the reason.
+    ///
+    /// A responder in ERR says why only once. Where that can get lost, the requester may learn no more than that the
+    /// peer has fallen silent.
+    #[track_caller]
+    pub(crate) fn refused(&mut self, end: usize, lane: LaneId, ids: &[u64], bad: usize, why: &[Status]) -> Status {
+        let statuses: Vec<Status> = ids.iter().map(|&id| self.wait(end, id).status).collect();
+        let first = statuses.iter().position(|&s| s != Status::Success).unwrap_or(ids.len());
+        let status = statuses.get(first).copied().unwrap_or(Status::Success);
+        let told = first == bad && why.contains(&status);
+        let silent = !self.can.lossless && first <= bad && status == Status::RetryExceeded;
+        assert!(told || silent, "request {bad} should be refused with {why:?}: {statuses:?}");
+        assert_eq!(self.lane_error(end, lane), status);
+        status
     }
 
     /// The completion of `id`, if it has come; it stays.

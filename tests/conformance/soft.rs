@@ -43,6 +43,7 @@ fn over(planes: usize, v6: bool, seed: u64, configure: impl Fn(&mut UdpConfig)) 
     });
     let can = Abilities {
         exact: false,
+        lossless: true,
         rtt: Some((Span::from_nanos(200), Span::from_secs(2))),
         marks: true,
         gives_up: Span::from_secs(8),

@@ -138,11 +138,8 @@ pub(crate) fn too_long_for_the_receive<L: Lanes>(rig: &mut Rig<L>) {
         rig.success(1, first);
         assert_eq!(rig.wait(1, short).status, Status::LocalLength, "{len} bytes into {capacity:?}");
         assert_eq!(rig.wait(1, spare).status, Status::Flushed);
-        rig.success(0, good);
-        assert_eq!(rig.wait(0, long).status, Status::RemoteInvalidRequest, "{len} bytes into {capacity:?}");
-        assert_eq!(rig.wait(0, after).status, Status::Flushed);
+        rig.refused(0, here, &[good, long, after], 1, &[Status::RemoteInvalidRequest]);
         assert_eq!(rig.wait(0, own).status, Status::Flushed);
-        assert_eq!(rig.lane_error(0, here), Status::RemoteInvalidRequest);
         assert_eq!(rig.lane_error(1, there), Status::LocalLength);
         let placed = 8 + u64::from(capacity.unwrap_or(0));
         far.check_zero(placed, (32 << 10) - placed as usize, "behind the receive");

@@ -42,12 +42,9 @@ fn refused<L: Lanes>(
     let after = rig.post(0, here, Op::Write, near.at(0, 64), pair.at(&lawful, AFTER));
     let last = rig.post(0, here, Op::WriteImm(1), near.at(0, 64), pair.at(&lawful, AFTER));
 
-    rig.success(0, before);
-    let status = rig.wait(0, bad).status;
-    assert_eq!(status, Status::RemoteAccess, "{what}");
-    rig.all(0, &[after, last, own], Status::Flushed);
+    rig.refused(0, here, &[before, bad, after, last], 1, &[Status::RemoteAccess]);
+    rig.all(0, &[own], Status::Flushed);
     rig.all(1, &theirs, Status::Flushed);
-    assert_eq!(rig.lane_error(0, here), Status::RemoteAccess, "{what}");
     rig.lane_error(1, there);
     assert!(rig.try_post(0, here, Op::Write, near.at(0, 1), pair.at(&lawful, 0)).is_err(), "{what}: the lane lives");
     assert!(rig.try_receive(0, here, None).is_err(), "{what}: the lane takes receives");
@@ -214,9 +211,7 @@ pub(crate) fn across_the_end<L: Lanes>(rig: &mut Rig<L>) {
         rig.receive(1, there, None);
         let bad = rig.post(0, here, op, near.at(0, len), pair.at(&w, 0));
         let after = rig.post(0, here, op, near.at(0, 1), pair.at(&w, 0));
-        assert_eq!(rig.wait(0, bad).status, Status::RemoteAccess, "{op:?}");
-        assert_eq!(rig.wait(0, after).status, Status::Flushed, "{op:?}");
-        assert_eq!(rig.lane_error(0, here), Status::RemoteAccess);
+        rig.refused(0, here, &[bad, after], 0, &[Status::RemoteAccess]);
         rig.lane_error(1, there);
         let held = crate::rig::pattern(HELD, 32 << 10);
         crate::rig::same(&far.read(0, 4096), &held[..4096], "before the window");
@@ -249,14 +244,15 @@ pub(crate) fn revoked_under_way<L: Lanes>(rig: &mut Rig<L>) {
         assert!(rig.ends[1].close_window(&yard.window));
         let then = yard.far.read(0, 1 << 20);
         let written = yard.near.read(0, 1 << 20);
-        // The lane fails unless all had landed and only acknowledgements were missing.
         let statuses: Vec<Status> = ids.iter().map(|&id| rig.wait(0, id).status).collect();
         crate::rig::same(&yard.far.read(0, 1 << 20), &then, "memory after its window was closed");
         let done = statuses.iter().take_while(|s| **s == Status::Success).count();
         crate::rig::same(&then[..done * len as usize], &written[..done * len as usize], "what succeeded");
-        if let Some(first) = statuses.get(done) {
-            assert_eq!(*first, Status::RemoteAccess);
-            assert_eq!(rig.lane_error(0, here), Status::RemoteAccess);
+        // The lane fails unless all had landed and only acknowledgements were missing.
+        if let Some(&first) = statuses.get(done) {
+            let silent = !rig.can.lossless && first == Status::RetryExceeded;
+            assert!(first == Status::RemoteAccess || silent, "{statuses:?}");
+            assert_eq!(rig.lane_error(0, here), first);
             rig.lane_error(1, there);
         }
         rig.part(&yard.pair);

@@ -161,11 +161,8 @@ impl<P: PacketIo> Embedded<P> {
 
     /// Sends the staged burst; false if the socket would block.
     fn flush(&mut self, burst: &roce::Transmit) -> bool {
-        match self.io.send(burst.path, burst.tos, &mut self.staging[..burst.len], burst.segment) {
-            Ok(sent) => sent,
-            // The packets are lost like any others; timers and the watchdog see to it.
-            Err(_) => true,
-        }
+        // After an error the packets are lost like any others; timers and the watchdog see to it.
+        self.io.send(burst.path, burst.tos, &mut self.staging[..burst.len], burst.segment).unwrap_or(true)
     }
 
     /// A lane that ends sends nothing more, not even what a full socket held up.

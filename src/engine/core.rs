@@ -532,8 +532,7 @@ impl<L: Lanes> Core<L> {
     /// Hands finished operations to their callers. A receive's window is closed first.
     fn deliver(&mut self, index: usize, why: Option<Ended>) -> bool {
         let mut finished = false;
-        loop {
-            let Some(entry) = self.slots[index].entry.as_deref_mut() else { break };
+        while let Some(entry) = self.slots[index].entry.as_deref_mut() {
             let Some(done) = entry.session.poll_done() else { break };
             if let Some(window) = &done.window {
                 self.lanes.close_window(window);

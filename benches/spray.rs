@@ -142,7 +142,7 @@ fn chunks(c: &mut Criterion) {
     let mut group = c.benchmark_group("chunk");
     for lanes in [1, 4, 16, 64, 256] {
         let mut pair = Pair::new(lanes);
-        let mut message = |pair: &mut Pair| {
+        let message = |pair: &mut Pair| {
             let now = Time::from_nanos(pair.now);
             pair.sessions[1].receive(now, &r).expect("taken");
             pair.drain(1);

@@ -168,8 +168,8 @@ pub(crate) fn successors<L: Lanes>(rig: &mut Rig<L>) {
     let mut before: Option<[Vec<u8>; 2]> = None;
     for round in 0..40u64 {
         let pair = rig.join(Shape { entropy: round as u16 % 4, ..Shape::default() });
-        for end in 0..2 {
-            assert!(seen[end].insert(pair.lane[end].0), "{:?} was given out again", pair.lane[end]);
+        for (seen, lane) in seen.iter_mut().zip(pair.lane) {
+            assert!(seen.insert(lane.0), "{lane:?} was given out again");
         }
         if let Some(before) = before.take() {
             for end in 0..2 {

@@ -51,7 +51,7 @@ pub struct Refused {
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReport {
-    /// Operations that were still under way: not delivered, or it is not known.
+    /// Sends and one-sided operations that were still under way: not delivered, or it is not known.
     pub undelivered: usize,
     /// True if the peer acknowledged our goodbye.
     pub clean: bool,

@@ -288,7 +288,7 @@ impl<L: Lanes> Core<L> {
         self.entry(id).is_none_or(|e| e.session.is_drained())
     }
 
-    /// Operations of the session that are not over.
+    /// Sends and one-sided operations of the session that are not over. A receive that nobody has sent to is no loss.
     pub fn under_way(&self, id: SessionId) -> usize {
         self.entry(id).map_or(0, |e| e.under_way)
     }
@@ -473,7 +473,7 @@ impl<L: Lanes> Core<L> {
                     self.uses.resize(slot + 1, Uses::default());
                 }
                 self.uses[slot].count += 1;
-                entry.under_way += 1;
+                entry.under_way += usize::from(!matches!(command, Command::Receive { .. }));
                 self.registrations[op.index()] = mr;
                 Ok(())
             }
@@ -538,7 +538,7 @@ impl<L: Lanes> Core<L> {
                 self.lanes.close_window(window);
             }
             debug_assert!(done.kind != DoneKind::Receive || done.window.is_some(), "a receive brings its window back");
-            entry.under_way = entry.under_way.saturating_sub(1);
+            entry.under_way -= usize::from(done.kind != DoneKind::Receive).min(entry.under_way);
             let op = OpId::from_token(done.token);
             let mr = self.registrations[op.index()];
             self.release(mr);

@@ -115,6 +115,12 @@ pub(super) struct Requester {
 }
 
 impl Requester {
+    /// READs and atomics that were started and are still in the queue, answered or not: the peer may be asked for any
+    /// of them again, and keeps answers for no more than agreed.
+    fn unretired_reads(&self) -> u32 {
+        self.sq.iter().take_while(|w| w.started).filter(|w| w.answered_by_data()).count() as u32
+    }
+
     pub(super) fn new(depth: u16) -> Requester {
         Requester {
             depth: usize::from(depth),
@@ -233,7 +239,7 @@ impl Qp {
         } else {
             if self.state != QpState::Rts
                 || wqe.wr.fence && r.reads > 0
-                || wqe.answered_by_data() && r.reads >= r.max_reads
+                || wqe.answered_by_data() && r.unretired_reads() >= r.max_reads
             {
                 return false;
             }

@@ -317,9 +317,7 @@ impl Qp {
             }
             (Opcode::READ_REQUEST, Message::None) => {
                 let reth = h.reth.ok_or(Refusal::Invalid)?;
-                if self.resp.replies.len() >= self.resp.max_replies {
-                    return Err(Refusal::Invalid);
-                }
+                self.need_reply()?;
                 let packets = self.check_read(cx, &reth)?;
                 self.resp.replies.push_back(Reply::read(h.bth.psn, &reth, packets, self.resp.msn.next()));
                 self.end_message();
@@ -410,11 +408,20 @@ impl Qp {
         Ok(packets)
     }
 
-    fn atomic(&mut self, cx: &mut Cx<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
-        let request = packet.header.atomic.ok_or(Refusal::Invalid)?;
-        if !self.link.access.allows(Access::REMOTE_ATOMIC) || self.resp.replies.len() >= self.resp.max_replies {
+    /// Room for one more answer. Answers that are given again take room too, so a correct peer may find none: it waits.
+    fn need_reply(&self) -> Result<(), Refusal> {
+        if self.resp.max_replies == 0 {
             return Err(Refusal::Invalid);
         }
+        if self.resp.replies.len() >= self.resp.max_replies { Err(Refusal::Rnr) } else { Ok(()) }
+    }
+
+    fn atomic(&mut self, cx: &mut Cx<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
+        let request = packet.header.atomic.ok_or(Refusal::Invalid)?;
+        if !self.link.access.allows(Access::REMOTE_ATOMIC) {
+            return Err(Refusal::Invalid);
+        }
+        self.need_reply()?;
         let slice = cx
             .memory
             .open(self.pd, Key(request.rkey), request.va, 8, Access::REMOTE_ATOMIC)

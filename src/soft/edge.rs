@@ -25,6 +25,8 @@ const PACKET_MIN: usize = 16;
 const RECEIVE_BOUND: usize = 256 << 10;
 /// Receive calls of the kernel per port in one of ours.
 const RECEIVE_CALLS: usize = 4;
+/// The same once several of our calls in a row have found packets.
+const RECEIVE_CALLS_QUEUED: usize = 64;
 /// One packet shorter than this is likely the only one there: handle it before asking for more.
 const BULK: usize = 1024;
 /// Flows whose ICRC prefix is kept per port; a power of two.
@@ -43,6 +45,8 @@ pub struct Udp {
     buffer: Box<[u8]>,
     /// The port that is asked first next time.
     first: usize,
+    /// Receive calls of ours in a row that found packets.
+    streak: u32,
     counters: Counters,
     faults: Option<Faults>,
     tap: Option<Tap>,
@@ -105,6 +109,7 @@ impl Udp {
             paths: Paths::new(count, cfg.source_ports),
             buffer: vec![0; RECEIVE_LEN].into_boxed_slice(),
             first: 0,
+            streak: 0,
             counters: Counters::default(),
             faults: cfg.fault.as_ref().map(Faults::new),
             tap: cfg.pcap.as_deref().map(Tap::create).transpose()?,
@@ -354,13 +359,15 @@ impl PacketIo for Udp {
         let mut bytes = 0;
         for i in 0..count {
             let port = (self.first + i) % count;
-            for _ in 0..RECEIVE_CALLS {
+            // A lone packet is handled before the kernel is asked for more; a queue is emptied before it overflows.
+            let queued = self.streak >= 2;
+            for _ in 0..if queued { RECEIVE_CALLS_QUEUED } else { RECEIVE_CALLS } {
                 match self.ports[port].sock.receive(&mut self.buffer) {
                     Ok(None) => break,
                     Ok(Some(arrival)) if !arrival.truncated => {
                         delivered += self.take(port, now, &arrival, sink);
                         bytes += arrival.len;
-                        if arrival.len < BULK || bytes >= RECEIVE_BOUND {
+                        if arrival.len < BULK && !queued || bytes >= RECEIVE_BOUND {
                             break;
                         }
                     }
@@ -376,6 +383,7 @@ impl PacketIo for Udp {
                 break;
             }
         }
+        self.streak = if bytes == 0 { 0 } else { self.streak.saturating_add(1) };
         delivered
     }
 

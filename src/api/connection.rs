@@ -283,15 +283,11 @@ impl Connection {
             return CloseReport { undelivered: 0, clean: false };
         }
         let fabric = &self.peer.fabric;
-        {
-            let mut core = fabric.shared.lock();
-            let now = fabric.shared.now();
-            core.close(now, self.peer.session);
-        }
-        let deadline = Instant::now() + timeout;
+        fabric.shared.close(self.peer.session);
+        let start = Instant::now();
         let mut clean = false;
         while !clean {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = timeout.saturating_sub(start.elapsed());
             clean = fabric.shared.lock().is_drained(self.peer.session);
             if clean || left.is_zero() {
                 break;

@@ -65,6 +65,13 @@ impl Waiting {
         self.local
     }
 
+    /// Lets go of those that are not connected yet.
+    pub(super) fn abandon(&mut self, fabric: &Inner) {
+        for mut rising in self.rising.drain(..) {
+            rising.undo(fabric);
+        }
+    }
+
     pub(super) fn accept(&mut self, fabric: &Fabric, timeout: Duration) -> Result<Connection, Error> {
         let inner = &fabric.inner;
         let deadline = inner.shared.now() + Span::from(timeout);
@@ -122,17 +129,21 @@ impl Rising {
     fn advance(&mut self, fabric: &Inner) -> Result<bool, Error> {
         let result = self.try_advance(fabric);
         if result.is_err() {
-            let mut core = fabric.shared.lock();
-            match self.session.take() {
-                Some(session) => core.remove(session),
-                None => {
-                    for lane in self.lanes.drain(..) {
-                        let _ = core.lanes_mut().destroy(lane);
-                    }
+            self.undo(fabric);
+        }
+        result
+    }
+
+    fn undo(&mut self, fabric: &Inner) {
+        let mut core = fabric.shared.lock();
+        match self.session.take() {
+            Some(session) => core.remove(session),
+            None => {
+                for lane in self.lanes.drain(..) {
+                    let _ = core.lanes_mut().destroy(lane);
                 }
             }
         }
-        result
     }
 
     fn try_advance(&mut self, fabric: &Inner) -> Result<bool, Error> {

@@ -203,6 +203,12 @@ impl Listener {
     }
 }
 
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.waiting.get_mut().abandon(&self.fabric.inner);
+    }
+}
+
 fn random() -> Result<u64, Error> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|e| Error::System {

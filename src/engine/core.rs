@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
+use super::backlog::{Backlog, Kind};
+use super::command::{Command, SessionId};
 use super::ops::{Ended, OpId, Ops};
 use crate::lanes::{
     Completed, Completion, Domain, LaneError, LaneEvent, LaneId, Lanes, MrId, Status, Window, WindowAccess,
 };
 use crate::mem::Region;
-use crate::spray::{DoneKind, Failure, LaneRole, OneSided, Post, Recv, Refused, Send, Session, SessionConfig, Source};
+use crate::spray::{DoneKind, Failure, LaneRole, Post, Recv, Refused, Session, SessionConfig};
 use crate::time::{Span, Time};
 
 /// Most completions handled in one round.
@@ -19,37 +21,6 @@ const COMMANDS: usize = 64;
 /// How often the bootstrap connections are looked at.
 const WATCH_EVERY: Span = Span::from_millis(2);
 const NOBODY: u16 = u16::MAX;
-
-/// A session of this engine: its slot and the slot's generation.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SessionId {
-    index: u16,
-    generation: u16,
-}
-
-/// Something a caller asks of the engine. It names memory by handle; the handle keeps the memory alive.
-#[derive(Debug)]
-pub enum Command {
-    /// Send a message; `token` is the operation's.
-    Send(SessionId, Send),
-    /// Receive a message.
-    Receive {
-        /// From whom.
-        session: SessionId,
-        /// Which channel.
-        channel: u32,
-        /// The memory and its registration; all of it.
-        into: Source,
-        /// Completes in posting order.
-        ordered: bool,
-        /// The caller's operation.
-        op: OpId,
-    },
-    /// One-sided WRITE.
-    Write(SessionId, OneSided),
-    /// One-sided READ.
-    Read(SessionId, OneSided),
-}
 
 /// A session's state as its owner sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,8 +66,6 @@ pub struct Core<L> {
     /// Session of each lane slot.
     owner: Vec<u16>,
     completions: Box<[Completion]>,
-    /// A command that its session could not take yet.
-    waiting: Option<Command>,
     /// Registration that each operation uses.
     registrations: Box<[MrId]>,
     /// Outstanding uses of each registration, and whether its buffer is gone.
@@ -127,6 +96,10 @@ struct Entry {
     dirty: bool,
     under_way: usize,
     witness: Option<Witness>,
+    /// Operations that the session had no room for.
+    backlog: Backlog,
+    /// Our end wants to say goodbye, after what waits.
+    closing: bool,
 }
 
 impl<L: Lanes> Core<L> {
@@ -148,7 +121,6 @@ impl<L: Lanes> Core<L> {
             slots: Vec::new(),
             owner: Vec::new(),
             completions: vec![idle; BATCH].into_boxed_slice(),
-            waiting: None,
             uses: Vec::new(),
             next_domain: 1,
             next_watch: Time::ZERO,
@@ -228,6 +200,8 @@ impl<L: Lanes> Core<L> {
             dirty: true,
             under_way: 0,
             witness: None,
+            backlog: Backlog::default(),
+            closing: false,
         }));
         self.pump(now, index);
         self.lanes.doorbell(now);
@@ -274,13 +248,19 @@ impl<L: Lanes> Core<L> {
         self.lanes.open_window(domain, mr, 0, len, access)
     }
 
-    /// Takes no more sends on the session; the goodbye follows the last of them.
-    pub fn close(&mut self, now: Time, id: SessionId) {
-        if let Some(entry) = self.entry_mut(id) {
-            entry.session.close(now);
-            self.pump(now, usize::from(id.index));
-            self.lanes.doorbell(now);
+    /// Takes no more sends on the session; the goodbye follows the last of them. What callers queued before is taken
+    /// first.
+    pub fn close(&mut self, now: Time, id: SessionId, commands: &ArrayQueue<Command>) {
+        for _ in 0..commands.len() {
+            let Some(command) = commands.pop() else { break };
+            self.accept(now, command);
         }
+        if let Some(entry) = self.entry_mut(id) {
+            entry.closing = true;
+            entry.dirty = true;
+        }
+        self.pump_all(now);
+        self.lanes.doorbell(now);
     }
 
     /// True when everything sent is acknowledged and the goodbye too, or the session is over.
@@ -313,10 +293,12 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Executes what callers queued and sends it off, without looking for arrivals.
-    pub fn kick(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) {
+    /// Returns true if an operation was finished.
+    pub fn kick(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) -> bool {
         self.execute(now, commands, garbage);
-        self.pump_all(now);
+        let finished = self.pump_all(now);
         self.lanes.doorbell(now);
+        finished
     }
 
     /// One round: commands, arrivals, timers, and everything that follows. Returns true if an operation was
@@ -334,8 +316,9 @@ impl<L: Lanes> Core<L> {
         while let Some(event) = self.lanes.poll_event() {
             self.lane_event(now, &event);
         }
-        self.timers(now);
-        let finished = self.pump_all(now);
+        // While completions wait, a peer that is gone may have delivered what its receives here do not know yet.
+        let mut finished = self.timers(now, n < self.completions.len());
+        finished |= self.pump_all(now);
         self.lanes.doorbell(now);
         finished
     }
@@ -382,15 +365,19 @@ impl<L: Lanes> Core<L> {
         }
     }
 
-    fn timers(&mut self, now: Time) {
-        if now >= self.next_watch {
+    fn timers(&mut self, now: Time, caught_up: bool) -> bool {
+        let mut finished = false;
+        if caught_up && now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
             for index in 0..self.slots.len() {
                 let Some(entry) = self.slots[index].entry.as_deref_mut() else { continue };
                 if entry.witness.as_mut().is_some_and(|w| w() == Seen::Gone) {
                     entry.witness = None;
-                    if entry.state == SessionState::Open {
+                    // Its goodbye may be among what came with this round.
+                    finished |= self.pump(now, index);
+                    if self.slots[index].entry.as_deref().is_some_and(|e| e.state == SessionState::Open) {
                         self.end_slot(index, Ended::PeerGone);
+                        finished = true;
                     }
                 }
             }
@@ -401,42 +388,57 @@ impl<L: Lanes> Core<L> {
                 entry.dirty = true;
             }
         }
+        finished
     }
 
     fn execute(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) {
         // A buffer is dropped after its last command was queued: its turn comes when those are through.
         let dropped = garbage.len();
         for _ in 0..COMMANDS {
-            let Some(command) = self.waiting.take().or_else(|| commands.pop()) else {
+            let Some(command) = commands.pop() else {
                 for _ in 0..dropped {
                     let Some(mr) = garbage.pop() else { break };
                     self.orphan(mr);
                 }
                 break;
             };
-            if let Err(back) = self.start(now, command) {
-                self.waiting = Some(back);
-                break;
-            }
+            self.accept(now, command);
+        }
+    }
+
+    /// Takes a command: from here on its operation is under way, whether its session has room for it or not.
+    fn accept(&mut self, now: Time, command: Command) {
+        let (id, op, mr) = command.parts();
+        let Some(entry) = self.entry_mut(id) else {
+            self.ops.finish(op, Err(Ended::Cancelled));
+            return;
+        };
+        if let SessionState::Ended(why) = entry.state {
+            self.ops.finish(op, Err(why));
+            return;
+        }
+        entry.dirty = true;
+        entry.under_way += usize::from(!command.is_receive());
+        self.registrations[op.index()] = mr;
+        let slot = mr.0 as usize;
+        if self.uses.len() <= slot {
+            self.uses.resize(slot + 1, Uses::default());
+        }
+        self.uses[slot].count += 1;
+        let index = usize::from(id.index);
+        let waits = match self.slots[index].entry.as_deref() {
+            Some(entry) if entry.backlog.holds_up(Kind::of(&command)) => Some(command),
+            _ => self.start(now, command).err(),
+        };
+        if let (Some(command), Some(entry)) = (waits, self.slots[index].entry.as_deref_mut()) {
+            entry.backlog.push(command);
         }
     }
 
     /// Hands a command to its session. An error is the command itself: the session is full for now.
     fn start(&mut self, now: Time, command: Command) -> Result<(), Command> {
-        let (id, op, mr) = match &command {
-            Command::Send(id, m) => (*id, OpId::from_token(m.token), m.local.mr),
-            Command::Receive { session, op, into, .. } => (*session, *op, into.mr),
-            Command::Write(id, o) | Command::Read(id, o) => (*id, OpId::from_token(o.token), o.mr),
-        };
-        let slot = self.slots.get_mut(usize::from(id.index));
-        let Some(entry) = slot.filter(|s| s.generation == id.generation).and_then(|s| s.entry.as_deref_mut()) else {
-            self.ops.finish(op, Err(Ended::Cancelled));
-            return Ok(());
-        };
-        if let SessionState::Ended(why) = entry.state {
-            self.ops.finish(op, Err(why));
-            return Ok(());
-        }
+        let (id, op, _) = command.parts();
+        let Some(entry) = self.slots[usize::from(id.index)].entry.as_deref_mut() else { return Ok(()) };
         let taken = match &command {
             Command::Send(_, message) => entry.session.send(now, message).map(drop),
             Command::Write(_, write) => entry.session.write(now, write).map(drop),
@@ -461,34 +463,62 @@ impl<L: Lanes> Core<L> {
                         }
                         taken
                     }
+                    // No key is free: others come back.
                     Err(_) => Err(Refused::Full),
                 }
             }
         };
-        entry.dirty = true;
         match taken {
-            Ok(()) => {
-                let slot = mr.0 as usize;
-                if self.uses.len() <= slot {
-                    self.uses.resize(slot + 1, Uses::default());
-                }
-                self.uses[slot].count += 1;
-                entry.under_way += usize::from(!matches!(command, Command::Receive { .. }));
-                self.registrations[op.index()] = mr;
-                Ok(())
-            }
+            Ok(()) => Ok(()),
             Err(Refused::Full) => Err(command),
             Err(refused) => {
-                self.ops.finish(op, Err(Ended::Refused(refused)));
+                let why = match (refused, entry.session.failure()) {
+                    (Refused::Closed, Some(why)) => Ended::Failed(why),
+                    // Our own goodbye is no reason to refuse a receive, so it was the peer's.
+                    (Refused::Closed, None) if command.is_receive() => Ended::Failed(Failure::PeerClosed),
+                    (Refused::Closed, None) => Ended::Cancelled,
+                    _ => Ended::Refused(refused),
+                };
+                self.settle(usize::from(id.index), op, command.is_receive(), Err(why));
                 Ok(())
             }
         }
     }
 
+    /// Ends an operation that was accepted. Returns true if somebody may be waiting for it.
+    fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
+        if let Some(entry) = self.slots[index].entry.as_deref_mut() {
+            entry.under_way -= usize::from(!receive).min(entry.under_way);
+        }
+        let mr = self.registrations[op.index()];
+        self.release(mr);
+        self.ops.finish(op, result)
+    }
+
+    /// Gives a session what waits for room, and the goodbye when its turn has come. Returns true if that changed anything.
+    fn retry(&mut self, now: Time, index: usize) -> bool {
+        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return false };
+        let mut changed = false;
+        if !entry.backlog.is_empty() {
+            let mut backlog = std::mem::take(&mut entry.backlog);
+            changed = backlog.retry(|command| self.start(now, command));
+            if let Some(entry) = self.slots[index].entry.as_deref_mut() {
+                entry.backlog = backlog;
+            }
+        }
+        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return changed };
+        if entry.closing && !entry.backlog.holds_up_goodbye() {
+            entry.closing = false;
+            entry.session.close(now);
+            changed = true;
+        }
+        changed
+    }
+
     fn pump_all(&mut self, now: Time) -> bool {
         let mut finished = false;
         for index in 0..self.slots.len() {
-            if self.slots[index].entry.as_ref().is_some_and(|e| e.dirty) {
+            if self.slots[index].entry.as_ref().is_some_and(|e| e.dirty || !e.backlog.is_empty()) {
                 finished |= self.pump(now, index);
             }
         }
@@ -497,36 +527,45 @@ impl<L: Lanes> Core<L> {
 
     /// Moves what one session wants to the lanes, and its results to the callers.
     fn pump(&mut self, now: Time, index: usize) -> bool {
-        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return false };
-        entry.dirty = false;
-        while let Some(post) = entry.session.poll_post(now) {
-            let posted = match &post {
-                Post::Work(lane, wr) => self.lanes.post(*lane, wr),
-                Post::Receive(lane, receive) => self.lanes.post_receive(*lane, receive),
-            };
-            if posted.is_err() {
-                entry.session.posted_full(post);
-                entry.dirty = true;
-                break;
+        let mut finished = false;
+        // What finished may have made room for what waits, which then has posts of its own.
+        loop {
+            let retried = self.retry(now, index);
+            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
+            entry.dirty = false;
+            while let Some(post) = entry.session.poll_post(now) {
+                let posted = match &post {
+                    Post::Work(lane, wr) => self.lanes.post(*lane, wr),
+                    Post::Receive(lane, receive) => self.lanes.post_receive(*lane, receive),
+                };
+                if posted.is_err() {
+                    entry.session.posted_full(post);
+                    entry.dirty = true;
+                    break;
+                }
             }
-        }
-        let mut failed = None;
-        while let Some(event) = entry.session.poll_event() {
-            match event {
-                crate::spray::Event::Failed(why) => failed = Some(Ended::Failed(why)),
-                crate::spray::Event::PeerClosed => entry.state = SessionState::PeerClosed,
-                _ => {}
+            let mut failed = None;
+            while let Some(event) = entry.session.poll_event() {
+                match event {
+                    crate::spray::Event::Failed(why) => failed = Some(Ended::Failed(why)),
+                    crate::spray::Event::PeerClosed if entry.state == SessionState::Open => {
+                        entry.state = SessionState::PeerClosed;
+                    }
+                    _ => {}
+                }
             }
-        }
-        let finished = self.deliver(index, None);
-        if let Some(why) = failed {
-            self.end_slot(index, why);
-            return true;
-        }
-        if let Some(entry) = self.slots[index].entry.as_deref_mut() {
+            let delivered = self.deliver(index, None);
+            finished |= delivered;
+            if let Some(why) = failed {
+                self.end_slot(index, why);
+                return true;
+            }
+            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
             entry.due = entry.session.poll_timeout();
+            if entry.backlog.is_empty() || !(delivered || retried) {
+                return finished;
+            }
         }
-        finished
     }
 
     /// Hands finished operations to their callers. A receive's window is closed first.
@@ -538,11 +577,8 @@ impl<L: Lanes> Core<L> {
                 self.lanes.close_window(window);
             }
             debug_assert!(done.kind != DoneKind::Receive || done.window.is_some(), "a receive brings its window back");
-            entry.under_way -= usize::from(done.kind != DoneKind::Receive).min(entry.under_way);
-            let op = OpId::from_token(done.token);
-            let mr = self.registrations[op.index()];
-            self.release(mr);
-            finished |= self.ops.finish(op, done.result.map_err(|failure| why.unwrap_or(Ended::Failed(failure))));
+            let result = done.result.map_err(|failure| why.unwrap_or(Ended::Failed(failure)));
+            finished |= self.settle(index, OpId::from_token(done.token), done.kind == DoneKind::Receive, result);
         }
         finished
     }
@@ -563,7 +599,12 @@ impl<L: Lanes> Core<L> {
         entry.session.cancel_all(Failure::Cancelled);
         entry.due = None;
         entry.witness = None;
+        let mut backlog = std::mem::take(&mut entry.backlog);
         self.deliver(index, Some(why));
+        backlog.retry(|command| {
+            self.settle(index, command.parts().1, command.is_receive(), Err(why));
+            Ok(())
+        });
     }
 
     fn release(&mut self, mr: MrId) {

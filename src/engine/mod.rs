@@ -3,10 +3,13 @@
 //! [`Core`] is the state that the driver owns; [`Shared`] lets any thread drive it and keeps the only clock.
 #![forbid(unsafe_code)]
 
+mod backlog;
+mod command;
 mod core;
 mod ops;
 mod shared;
 
-pub use self::core::{Command, Core, NewSession, Seen, SessionId, SessionState, Witness};
+pub use self::core::{Core, NewSession, Seen, SessionState, Witness};
+pub use command::{Command, SessionId};
 pub use ops::{Ended, OpId, Ops};
 pub use shared::{Garbage, Helper, Shared};

@@ -14,7 +14,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::core::{Command, Core};
+use super::command::{Command, SessionId};
+use super::core::Core;
 use super::ops::Ops;
 use crate::lanes::{Lanes, MrId};
 use crate::time::Time;
@@ -154,10 +155,24 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         self.commands.push(command)?;
         if let Some(mut core) = self.core.try_lock() {
             let now = self.clock.now();
-            core.kick(now, &self.commands, &self.garbage.0);
+            let finished = core.kick(now, &self.commands, &self.garbage.0);
             self.after(&core, now);
+            drop(core);
+            if finished {
+                self.rouse();
+            }
         }
         Ok(())
+    }
+
+    /// Begins a session's goodbye; what was submitted before goes first.
+    pub fn close(&self, session: SessionId) {
+        let mut core = self.core.lock();
+        let now = self.clock.now();
+        core.close(now, session, &self.commands);
+        self.after(&core, now);
+        drop(core);
+        self.rouse();
     }
 
     /// Drives once if nobody else is. Returns false if somebody was.

@@ -1,8 +1,13 @@
 //! An independent reader, tshark, must understand every packet that we can make.
 
+#[cfg(feature = "cli")]
+#[path = "common/bench.rs"]
+mod bench;
 mod common;
 
 use std::fs::File;
+#[cfg(feature = "cli")]
+use std::io::BufReader;
 use std::io::BufWriter;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,6 +15,8 @@ use std::process::Command;
 
 use planespray::seq::{Msn, Psn, Qpn};
 use planespray::time::Time;
+#[cfg(feature = "cli")]
+use planespray::wire::pcap::Reader;
 use planespray::wire::pcap::{Datagram, Writer};
 use planespray::wire::{Aeth, AtomicEth, Bth, Deth, Extensions, Flow, Header, NakCode, Opcode, Packet, Reth, Syndrome};
 
@@ -119,10 +126,13 @@ fn tshark(home: &Path, capture: &Path, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+fn installed() -> bool {
+    Command::new("tshark").arg("--version").output().is_ok_and(|o| o.status.success())
+}
+
 #[test]
 fn tshark_reads_every_opcode_and_calls_none_malformed() {
-    let installed = Command::new("tshark").arg("--version").output().is_ok_and(|o| o.status.success());
-    if !installed {
+    if !installed() {
         return common::skipped("tshark is not installed");
     }
     let v4 = |n| SocketAddr::from(([10, 0, 0, n], 4791));
@@ -162,4 +172,61 @@ fn tshark_reads_every_opcode_and_calls_none_malformed() {
 
     let good = "udp.checksum.status == 1 && (ipv6 || ip.checksum.status == 1)";
     assert_eq!(tshark(folder.path(), &path, &["-Y", good]).lines().count(), expected.len(), "{good}");
+}
+
+/// Planes of a client and of a server, all at RoCE's own port.
+#[cfg(feature = "cli")]
+const PLANES: [&str; 4] = ["127.0.75.1", "127.0.75.2", "127.0.75.3", "127.0.75.4"];
+
+#[test]
+#[cfg(feature = "cli")]
+fn tshark_reads_every_packet_of_a_run() {
+    if !installed() {
+        return common::skipped("tshark is not installed");
+    }
+    if let Some(taken) = PLANES.iter().find(|ip| std::net::UdpSocket::bind((**ip, 4791)).is_err()) {
+        return common::skipped(&format!("UDP port 4791 of {taken} is in use"));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.pcap");
+    let bind = PLANES.join(",");
+    let common = ["--port", "4791", "--planes", "2", "--bind", &bind, "--pcap", path.to_str().unwrap()];
+    for own in [
+        &["--op", "write", "-s", "64", "-n", "2000", "--fault", "loss=1%,dup=1%,reorder=1%,seed=7"][..],
+        &["--op", "write", "-s", "100000", "-n", "100", "--fault", "loss=1%,dup=1%,reorder=1%,seed=8"],
+        &["--op", "send", "-s", "2000", "-n", "500"],
+        &["--op", "read", "-s", "20000", "-n", "200", "--fault", "loss=1%,seed=9"],
+    ] {
+        let result = bench::result(&[&common, own].concat());
+        if own.contains(&"--fault") {
+            assert!(result["injected"]["loss"].as_u64().unwrap() > 0, "{result}");
+        }
+        let fields = ["-T", "fields", "-e", "frame.protocols", "-e", "_ws.malformed", "-e", "infiniband.bth.opcode"];
+        let text = tshark(folder.path(), &path, &fields);
+        let wrong: Vec<&str> = text.lines().filter(|line| !is_roce(line)).take(5).collect();
+        assert!(wrong.is_empty(), "{own:?}: {wrong:?}");
+        let mut reader = Reader::new(BufReader::new(File::open(&path).unwrap())).unwrap();
+        let mut packets = 0;
+        while reader.datagram().unwrap().is_some() {
+            packets += 1;
+        }
+        assert_eq!(text.lines().count(), packets, "{own:?}");
+        assert!(packets > 200, "{own:?}: {packets}");
+    }
+}
+
+/// Whether a line of protocols, malformed mark and opcode is one of a good RoCEv2 packet.
+#[cfg(feature = "cli")]
+fn is_roce(line: &str) -> bool {
+    let fields: Vec<&str> = line.split('\t').collect();
+    let [protocols, malformed, opcode] = fields[..] else { return false };
+    protocols.contains("udp:infiniband") && malformed.is_empty() && !opcode.is_empty()
+}
+
+#[test]
+#[cfg(feature = "cli")]
+fn a_bad_line_is_seen() {
+    assert!(is_roce("raw:ip:udp:infiniband\t\t17"));
+    assert!(!is_roce("raw:ip:udp:data\t\t"));
+    assert!(!is_roce("raw:ip:udp:infiniband:_ws.malformed\t_ws.malformed\t17"));
 }

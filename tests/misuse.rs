@@ -96,7 +96,7 @@ fn close_sends_what_was_taken_however_busy_the_engine_is() {
                 }
             });
         }
-        for round in 0..60 {
+        for round in 0..15 {
             let (ca, cb) = join(&a, &b);
             let mut receives: Vec<_> = (0..4).map(|_| receive(&b, &cb, 0, 64)).collect();
             let _sends: Vec<_> = (0..4).map(|_| send(&a, &ca, 0, 64)).collect();

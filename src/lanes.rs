@@ -307,7 +307,7 @@ pub enum LaneError {
         what: &'static str,
     },
     /// A system call failed.
-    #[error("{call} failed: errno {errno}")]
+    #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*errno))]
     System {
         /// Which call.
         call: &'static str,

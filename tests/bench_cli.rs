@@ -78,6 +78,8 @@ fn bad_options_are_one_line_and_exit_2() {
         (&["--fault", "loss=2"], "share"),
         (&["--planes", "9"], "9"),
         (&["host.invalid", "--insecure"], "host.invalid"),
+        (&["--port", "0"], "--port"),
+        (&["--pcap", "-"], "file"),
     ] {
         let output = run(args);
         let err = text(&output.stderr);
@@ -116,7 +118,43 @@ fn nobody_listens() {
     let output = run(&["127.0.0.1", "-p", "1", "--insecure"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(started.elapsed() < Duration::from_secs(15));
-    assert!(text(&output.stderr).lines().last().unwrap_or_default().starts_with("planespray: "));
+    let err = text(&output.stderr);
+    let last = err.lines().last().unwrap_or_default();
+    assert!(
+        last.starts_with("planespray: ") && last.contains("127.0.0.1:1") && last.contains("nobody listens"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_bootstrap_port_in_use_is_said() {
+    let taken = std::net::TcpListener::bind("127.0.9.4:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let output = run(&["--server", "--bind", "127.0.9.4", "-p", &port, "--insecure"]);
+    assert_eq!(output.status.code(), Some(1));
+    let err = text(&output.stderr);
+    assert!(err.contains(&format!("127.0.9.4:{port}")) && err.contains("another process listens"), "{err}");
+}
+
+#[test]
+fn a_capture_that_cannot_be_written_fails_the_run() {
+    let output = run(&["-n", "20", "--pcap", "/dev/full"]);
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.lines().last().unwrap_or_default().contains("No space left") && !err.contains("tshark"), "{err}");
+}
+
+#[test]
+fn an_interrupted_server_ends_at_once_and_so_does_its_client() {
+    let child = bench(&["-D", "60"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let servers = children(child.id());
+    let started = Instant::now();
+    assert!(Command::new("kill").args(["-INT", &servers[0].to_string()]).status().unwrap().success());
+    let output = finish(child, Duration::from_secs(20));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(started.elapsed() < Duration::from_secs(15));
+    assert!(text(&output.stderr).contains("planespray: "));
 }
 
 #[test]

@@ -288,10 +288,13 @@ impl Connection {
         let mut clean = false;
         while !clean {
             let left = timeout.saturating_sub(start.elapsed());
-            clean = fabric.shared.lock().is_drained(self.peer.session);
-            if clean || left.is_zero() {
+            let core = fabric.shared.lock();
+            clean = core.is_drained(self.peer.session);
+            // Nobody is left who could acknowledge.
+            if clean || left.is_zero() || core.is_peer_gone(self.peer.session) {
                 break;
             }
+            drop(core);
             let slice = left.min(Duration::from_millis(1));
             fabric.wait_until(slice, || false);
         }

@@ -31,7 +31,7 @@ pub enum Error {
     #[error("memory: {0}")]
     Memory(#[from] MemError),
     /// The engine refused a control call.
-    #[error("engine: {0}")]
+    #[error("engine: {0}{advice}", advice = advice(.0))]
     Engine(#[from] LaneError),
     /// A system call failed.
     #[error("{call} failed on {subject}: {source}; {hint}")]
@@ -96,6 +96,36 @@ pub enum Error {
         /// What told so.
         seen: &'static str,
     },
+}
+
+/// What to do about a backend's error, where that is known.
+fn advice(error: &LaneError) -> &'static str {
+    match error {
+        LaneError::System { errno: libc::EMFILE | libc::ENFILE, .. } => {
+            "; raise the limit of open files (ulimit -n), or use fewer planes or lanes"
+        }
+        LaneError::System { errno: libc::ENOMEM | libc::ENOBUFS, .. } => "; free memory, or use fewer planes or lanes",
+        LaneError::NoLanes { .. } => "; close connections, or use fewer planes or lanes",
+        _ => "",
+    }
+}
+
+/// Why a bootstrap address could not be listened at or connected to.
+pub(super) fn at_address(addr: std::net::SocketAddr, error: BootstrapError) -> Error {
+    let BootstrapError::Io { call, errno, .. } = error else { return Error::Bootstrap(error) };
+    let hint = match (call, errno) {
+        ("listen", libc::EADDRINUSE) => "another process listens there (`ss -tlnp` names it); choose another port",
+        ("listen", libc::EADDRNOTAVAIL) => "it is not an address of this machine; `ip addr` lists those that are",
+        ("listen", libc::EACCES) => "a port below 1024 needs privilege; choose another",
+        ("connect", libc::ECONNREFUSED) => "nobody listens there; start that end first, and check address and port",
+        ("connect", libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ETIMEDOUT) => {
+            "no way leads there; check address, route and firewall"
+        }
+        (_, libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
+        ("listen" | "connect", _) => "check address and port",
+        _ => return Error::Bootstrap(error),
+    };
+    Error::System { call, subject: addr.to_string(), source: std::io::Error::from_raw_os_error(errno), hint }
 }
 
 impl Error {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
 use super::connection::{Connection, Peer};
-use super::error::Error;
+use super::error::{Error, at_address};
 use super::fabric::{Fabric, Inner, Listener};
 use crate::bootstrap::tcp::{self, Connector, Incoming, ListenerConfig, Peering, Sight};
 use crate::bootstrap::{Hello, LaneKind as PlannedKind, LanePlan, Limits, PlaneOffer, Refusal, Role, Step};
@@ -22,7 +22,8 @@ const SLEEP_MS: u16 = 20;
 
 pub(super) fn listen(fabric: &Fabric, addr: SocketAddr) -> Result<Listener, Error> {
     let inner = &fabric.inner;
-    let listener = tcp::Listener::bind(addr, inner.auth.clone(), hello(inner), ListenerConfig::default())?;
+    let listener = tcp::Listener::bind(addr, inner.auth.clone(), hello(inner), ListenerConfig::default())
+        .map_err(|e| at_address(addr, e))?;
     let local = listener.local_addr().map_err(|source| Error::System {
         call: "getsockname",
         subject: addr.to_string(),
@@ -38,7 +39,7 @@ pub(super) fn connect(fabric: &Fabric, addr: SocketAddr, timeout: Duration) -> R
     let deadline = inner.shared.now() + Span::from(timeout);
     let mut connector = Connector::new(addr, inner.auth.clone(), hello(inner), deadline)?;
     let mut rising = loop {
-        if let Some(peering) = connector.poll(inner.shared.now())? {
+        if let Some(peering) = connector.poll(inner.shared.now()).map_err(|e| at_address(addr, e))? {
             break Rising::new(peering);
         }
         // Between two attempts, or until the three-way handshake is through: about one round trip.

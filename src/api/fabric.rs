@@ -162,6 +162,15 @@ impl Fabric {
         self.inner.drive();
     }
 
+    /// Writes out what the capture that [`FabricConfig::pcap`] asked for still buffers. Dropping the fabric does so too,
+    /// but cannot report an error.
+    ///
+    /// # Errors
+    /// The file could not be written, now or earlier; the capture ends there.
+    pub fn flush_capture(&self) -> Result<(), Error> {
+        Ok(self.inner.shared.lock().lanes_mut().io_mut().flush_capture()?)
+    }
+
     /// What happened so far, over all connections that there are.
     pub fn stats(&self) -> Stats {
         let core = self.inner.shared.lock();

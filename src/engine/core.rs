@@ -100,6 +100,8 @@ struct Entry {
     backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
     closing: bool,
+    /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
+    left: bool,
 }
 
 impl<L: Lanes> Core<L> {
@@ -202,6 +204,7 @@ impl<L: Lanes> Core<L> {
             witness: None,
             backlog: Backlog::default(),
             closing: false,
+            left: false,
         }));
         self.pump(now, index);
         self.lanes.doorbell(now);
@@ -266,6 +269,11 @@ impl<L: Lanes> Core<L> {
     /// True when everything sent is acknowledged and the goodbye too, or the session is over.
     pub fn is_drained(&self, id: SessionId) -> bool {
         self.entry(id).is_none_or(|e| e.session.is_drained())
+    }
+
+    /// True if nothing that is sent on the session can arrive any more.
+    pub fn is_peer_gone(&self, id: SessionId) -> bool {
+        self.entry(id).is_none_or(|e| e.left || matches!(e.state, SessionState::Ended(_)))
     }
 
     /// Sends and one-sided operations of the session that are not over. A receive that nobody has sent to is no loss.
@@ -375,9 +383,12 @@ impl<L: Lanes> Core<L> {
                     entry.witness = None;
                     // Its goodbye may be among what came with this round.
                     finished |= self.pump(now, index);
-                    if self.slots[index].entry.as_deref().is_some_and(|e| e.state == SessionState::Open) {
-                        self.end_slot(index, Ended::PeerGone);
-                        finished = true;
+                    match self.slots[index].entry.as_deref_mut() {
+                        Some(entry) if entry.state == SessionState::PeerClosed => entry.left = true,
+                        _ => {
+                            self.end_slot(index, Ended::PeerGone);
+                            finished = true;
+                        }
                     }
                 }
             }
@@ -440,6 +451,7 @@ impl<L: Lanes> Core<L> {
         let (id, op, _) = command.parts();
         let Some(entry) = self.slots[usize::from(id.index)].entry.as_deref_mut() else { return Ok(()) };
         let taken = match &command {
+            _ if entry.left && !command.is_receive() => Err(Refused::NoLanes),
             Command::Send(_, message) => entry.session.send(now, message).map(drop),
             Command::Write(_, write) => entry.session.write(now, write).map(drop),
             Command::Read(_, read) => entry.session.read(now, read).map(drop),
@@ -473,6 +485,7 @@ impl<L: Lanes> Core<L> {
             Err(Refused::Full) => Err(command),
             Err(refused) => {
                 let why = match (refused, entry.session.failure()) {
+                    (Refused::Closed | Refused::NoLanes, _) if entry.left => Ended::Failed(Failure::PeerClosed),
                     (Refused::Closed, Some(why)) => Ended::Failed(why),
                     // Our own goodbye is no reason to refuse a receive, so it was the peer's.
                     (Refused::Closed, None) if command.is_receive() => Ended::Failed(Failure::PeerClosed),
@@ -577,7 +590,11 @@ impl<L: Lanes> Core<L> {
                 self.lanes.close_window(window);
             }
             debug_assert!(done.kind != DoneKind::Receive || done.window.is_some(), "a receive brings its window back");
-            let result = done.result.map_err(|failure| why.unwrap_or(Ended::Failed(failure)));
+            let left = entry.left;
+            let result = done.result.map_err(|failure| match failure {
+                Failure::Lane { .. } | Failure::Class(_) if left => Ended::Failed(Failure::PeerClosed),
+                _ => why.unwrap_or(Ended::Failed(failure)),
+            });
             finished |= self.settle(index, OpId::from_token(done.token), done.kind == DoneKind::Receive, result);
         }
         finished

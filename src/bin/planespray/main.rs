@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod say;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
             _ => return usage(first_line(&e.to_string())),
         },
     };
+    say::listen();
     match command.what {
         What::Bench(args) => match args.resolve() {
             Ok(role) => bench::run(role),
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn usage(what: &str) -> ExitCode {
-    eprintln!("planespray: {what}; see `planespray bench --help`");
+    say::say(format_args!("{what}; see `planespray bench --help`"));
     ExitCode::from(USAGE)
 }
 

@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-use super::STALL;
 use super::api::RemoteWindow;
 use super::check::Checker;
 use super::link::{Link, Pool, Posted, Queue};
@@ -67,7 +66,7 @@ pub(super) fn sample(
 ) -> Result<Flow, String> {
     let before = link.retransmits();
     talk.send(&ToServer::Job(*job))?;
-    let ready = match talk.receive(STALL)? {
+    let ready = match talk.receive(job.stall())? {
         ToClient::Ready(ready) => ready,
         other => return Err(unexpected(other)),
     };
@@ -83,7 +82,7 @@ pub(super) fn sample(
         Transport::Ours if job.lat => ping(link, talk, pool, job)?,
         Transport::Ours => source(link, talk, pool, job)?,
     };
-    let report: Report = match talk.receive(STALL)? {
+    let report: Report = match talk.receive(job.stall())? {
         ToClient::Report(report) => report,
         other => return Err(unexpected(other)),
     };
@@ -181,11 +180,11 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
         if sending.is_empty() {
             link.fabric.progress();
         }
-        if now - progress > STALL {
+        if now - progress > job.stall() {
             return Err(format!(
                 "{} of {sent} messages were not delivered within {} s; the server hangs, or packets do not get through",
                 sending.len(),
-                STALL.as_secs()
+                job.stall().as_secs()
             ));
         }
     }
@@ -193,9 +192,9 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
     debug_assert_eq!(sent, delivered);
     let watch_end = watch.stopped();
     // Receives that the server posted in excess are filled with empty messages, so that its slots come back.
-    let posted = finish(talk, sent, 0)?;
+    let posted = finish(talk, job, sent, 0)?;
     free.extend(ready);
-    let deadline = Instant::now() + STALL;
+    let deadline = Instant::now() + job.stall();
     for _ in sent..posted {
         let buffer = loop {
             if let Some(buffer) = free.pop() {
@@ -209,23 +208,23 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
         };
         sending.push(empty(link, job, buffer)?);
     }
-    drain(link, &mut sending, &mut free)?;
+    drain(link, job, &mut sending, &mut free)?;
     pool.give(free);
     Ok(Mine { messages: sent, elapsed, lat: None, wrong: 0, dup: 0, lost: 0, watch: watch_end })
 }
 
 /// Tells the server that all is sent, and hears how many receives it posted.
-fn finish(talk: &mut Talk<'_>, sent: u64, posted: u64) -> Result<u64, String> {
+fn finish(talk: &mut Talk<'_>, job: &Job, sent: u64, posted: u64) -> Result<u64, String> {
     talk.send(&ToServer::Finish { sent, posted })?;
-    match talk.receive(STALL)? {
+    match talk.receive(job.stall())? {
         ToClient::Stopped { posted } => Ok(posted),
         other => Err(unexpected(other)),
     }
 }
 
 /// Waits until everything is delivered.
-fn drain(link: &Link<'_>, sending: &mut Queue, free: &mut Vec<super::api::Buffer>) -> Result<(), String> {
-    let deadline = Instant::now() + STALL;
+fn drain(link: &Link<'_>, job: &Job, sending: &mut Queue, free: &mut Vec<super::api::Buffer>) -> Result<(), String> {
+    let deadline = Instant::now() + job.stall();
     while !sending.is_empty() {
         if let Some((buffer, _)) = sending.pop(!link.busy)? {
             free.push(buffer);
@@ -263,8 +262,8 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
             }
             if let Some((buffer, _)) = sending.pop(false)? {
                 free.push(buffer);
-            } else if watch.turn() - turn > STALL {
-                return Err(no_answer());
+            } else if watch.turn() - turn > job.stall() {
+                return Err(no_answer(job));
             }
         };
         if job.verify {
@@ -276,8 +275,8 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
             if let Some(done) = queue.pop(!link.busy)? {
                 break done;
             }
-            if watch.turn() - before > STALL {
-                return Err(no_answer());
+            if watch.turn() - before > job.stall() {
+                return Err(no_answer(job));
             }
         };
         let round = watch.turn() - before;
@@ -294,14 +293,14 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
     }
     let elapsed = start.elapsed();
     let watch_end = watch.stopped();
-    drain(link, &mut sending, &mut free)?;
-    let theirs = finish(talk, sent, posted)?;
+    drain(link, job, &mut sending, &mut free)?;
+    let theirs = finish(talk, job, sent, posted)?;
     for _ in sent..theirs {
         let buffer = free.pop().ok_or("no buffer left to end with")?;
         sending.push(empty(link, job, buffer)?);
     }
-    drain(link, &mut queue, &mut spare)?;
-    drain(link, &mut sending, &mut free)?;
+    drain(link, job, &mut queue, &mut spare)?;
+    drain(link, job, &mut sending, &mut free)?;
     pool.give(spare.into_iter().chain(free));
     Ok(Mine {
         messages: sent,
@@ -314,8 +313,8 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
     })
 }
 
-fn no_answer() -> String {
-    format!("no answer for {} s; the server hangs, or packets do not get through", STALL.as_secs())
+fn no_answer(job: &Job) -> String {
+    format!("no answer for {} s; the server hangs, or packets do not get through", job.stall().as_secs())
 }
 
 /// Reads the server's slots, as many at once as there are, or one at a time for latency.
@@ -372,8 +371,8 @@ fn fetch(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready
         if reading.is_empty() && !goes_on {
             break;
         }
-        if now - progress > STALL {
-            return Err(no_answer());
+        if now - progress > job.stall() {
+            return Err(no_answer(job));
         }
     }
     let (elapsed, watch) = (start.elapsed(), watch.stopped());

@@ -16,6 +16,7 @@ mod talk;
 mod tcp;
 mod watch;
 
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,6 +31,8 @@ use report::{Facts, Output, Record};
 use samples::Sample;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use talk::{Job, Talk, Transport};
+
+use crate::say::say;
 
 /// No wait is longer without anything happening.
 const STALL: Duration = Duration::from_secs(10);
@@ -49,14 +52,6 @@ pub(crate) struct Bench(Resolved);
 pub(crate) fn run(bench: Bench) -> ExitCode {
     let resolved = bench.0;
     let stop = Stop::default();
-    for signal in [SIGINT, SIGTERM] {
-        // The second one ends at once.
-        let armed = signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), stop.0.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.0.clone()));
-        if let Err(e) = armed {
-            eprintln!("planespray: signals cannot be caught ({e}); Ctrl-C will give no partial results");
-        }
-    }
     let result = match &resolved.role {
         Role::Both { server_planes } => both(&resolved, server_planes, &stop),
         Role::Client { server } => connect(&resolved, *server, key(&resolved.fabric), &stop),
@@ -67,12 +62,26 @@ pub(crate) fn run(bench: Bench) -> ExitCode {
         Ok(_) if stop.asked() => ExitCode::from(INTERRUPTED),
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
-            eprintln!("planespray: bytes or messages were not as they should be; see wrong, lost and dup");
+            say(format_args!("bytes or messages were not as they should be; see wrong, lost and dup"));
             ExitCode::FAILURE
         }
         Err(what) => {
-            eprintln!("planespray: {what}");
-            ExitCode::FAILURE
+            if !what.is_empty() {
+                say(what);
+            }
+            if stop.asked() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// From here on Ctrl-C asks for an end in order. Before, it ends the process at once: nothing is there to save.
+fn arm(stop: &Stop) {
+    for signal in [SIGINT, SIGTERM] {
+        // The second one ends at once.
+        let armed = signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), stop.0.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.0.clone()));
+        if let Err(e) = armed {
+            say(format_args!("signals cannot be caught ({e}); Ctrl-C will give no partial results"));
         }
     }
 }
@@ -93,11 +102,6 @@ fn key(options: &FabricOptions) -> Result<Option<JobKey>, String> {
 }
 
 fn open(options: &FabricOptions, key: Option<JobKey>) -> Result<Fabric, String> {
-    if key.is_none() {
-        eprintln!(
-            "planespray: INSECURE: no job key, so anyone who reaches this port can take part and read or change data"
-        );
-    }
     let defaults = FabricConfig::default();
     let config = FabricConfig {
         planes: options.planes.clone(),
@@ -141,27 +145,34 @@ fn listen(resolved: &Resolved, key: Result<Option<JobKey>, String>, stop: &Stop)
     let listener = fabric.listen(SocketAddr::new(first, options.bootstrap_port)).map_err(|e| e.to_string())?;
     let addr = listener.local_addr();
     if child {
-        println!("{addr}");
+        writeln!(std::io::stdout(), "{addr}").map_err(|e| format!("the parent process is gone: {e}"))?;
     } else {
         let planes: Vec<String> = options.planes.iter().map(ToString::to_string).collect();
         eprintln!("planespray: waiting for a client at {addr}; planes {}", planes.join(", "));
         if first.is_loopback() {
-            eprintln!("planespray: these are loopback addresses; for other machines say --bind ADDR,.. or -d IFACE,..");
+            say(format_args!("these are loopback addresses; for other machines say --bind ADDR,.. or -d IFACE,.."));
         }
     }
+    arm(stop);
     while !stop.asked() {
         let connection = match listener.accept(ACCEPT) {
             Ok(connection) => connection,
             Err(api::Error::TimedOut { .. }) => continue,
             Err(e) => {
-                eprintln!("planespray: a client was refused: {e}");
+                say(format_args!("a client was refused: {e}"));
                 continue;
             }
         };
         let link = Link { fabric: &fabric, connection: &connection, busy: options.busy, stop };
-        server::serve(&link, addr.ip())?;
+        let served = server::serve(&link, addr.ip());
+        if served.is_err() && child && connection.is_peer_closed() {
+            // The parent went first, and says why.
+            return Err(String::new());
+        }
+        served?;
         // Everything said is delivered; only the receive for a next word is left.
         connection.close(STALL);
+        fabric.flush_capture().map_err(|e| e.to_string())?;
         return Ok(true);
     }
     Ok(true)
@@ -177,6 +188,7 @@ fn connect(
     let mut output = Output::open(&resolved.measure)?;
     let fabric = open(&resolved.fabric, key?)?;
     let connection = fabric.connect(server, CONNECT).map_err(|e| e.to_string())?;
+    arm(stop);
     let link = Link { fabric: &fabric, connection: &connection, busy: resolved.fabric.busy, stop };
     let mut talk = Talk::new(&fabric, &connection)?;
     output.head(resolved).map_err(|e| format!("the table cannot be written: {e}"))?;
@@ -194,11 +206,13 @@ fn connect(
     if let Some(record) = &last {
         output.tail(record).map_err(|e| format!("the table cannot be written: {e}"))?;
     }
-    decode_as(&resolved.fabric, &fabric, &run.server_ports);
     client::goodbye(&mut talk)?;
+    let server_ports = run.server_ports;
     drop(talk);
     // Everything said is delivered; only the receive for a next word is left.
     connection.close(STALL);
+    fabric.flush_capture().map_err(|e| e.to_string())?;
+    decode_as(&resolved.fabric, &fabric, &server_ports);
     Ok(clean)
 }
 
@@ -212,7 +226,7 @@ fn decode_as(options: &FabricOptions, fabric: &Fabric, server_ports: &[u16]) {
     ports.dedup();
     // Packets go to the port of their receiver, so one side alone is not enough.
     let options: String = ports.iter().map(|p| format!(" -d udp.port=={p},infiniband")).collect();
-    eprintln!("planespray: capture: tshark -r {}{options}", path.display());
+    say(format_args!("capture: tshark -r {}{options}", path.display()));
 }
 
 /// A client's run.

@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(short = 'm', long = "mtu")]
     mtu: Option<u32>,
     /// UDP port at which packets arrive; an error if it is in use [default: 4791 if free]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Traffic class byte (DSCP << 2)
     #[arg(long)]
@@ -276,6 +276,9 @@ impl Args {
             if both {
                 return Err(format!("{a} and {b} contradict each other; give one of them"));
             }
+        }
+        if self.pcap.as_deref().is_some_and(|p| p.as_os_str() == "-") {
+            return Err("--pcap - : a capture needs a file".into());
         }
         let measure = self.measure()?;
         let role = self.role()?;

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::STALL;
 use super::api::{Buffer, WindowAccess};
 use super::check::Checker;
 use super::link::{Link, Pool, Posted, Queue};
@@ -16,6 +15,8 @@ use super::watch::Watch;
 const THINK: Duration = Duration::from_secs(60);
 /// After the client's last message: how long one that is missing may still come.
 const LATE: Duration = Duration::from_secs(5);
+/// How often a server without work looks whether it should end.
+const LOOK: Duration = Duration::from_millis(100);
 /// Turns of the loop between looks at the control channel.
 const LOOK_EVERY: u32 = 64;
 
@@ -24,7 +25,7 @@ pub(super) fn serve(link: &Link<'_>, tcp_addr: std::net::IpAddr) -> Result<(), S
     let mut talk = Talk::new(link.fabric, link.connection)?;
     let mut pool = Pool::default();
     loop {
-        match talk.receive(THINK)? {
+        match hear(link, &mut talk)? {
             ToServer::Job(job) => {
                 if let Err(what) = sample(link, &mut talk, &mut pool, &job, tcp_addr) {
                     let _ = talk.send(&ToClient::Failed { what: what.clone() });
@@ -34,6 +35,24 @@ pub(super) fn serve(link: &Link<'_>, tcp_addr: std::net::IpAddr) -> Result<(), S
             }
             ToServer::Finish { .. } => return Err("the client finished what it had not begun".into()),
             ToServer::Bye => return talk.flush(),
+        }
+    }
+}
+
+/// The client's next word; it may think for a while.
+fn hear(link: &Link<'_>, talk: &mut Talk<'_>) -> Result<ToServer, String> {
+    let deadline = Instant::now() + THINK;
+    loop {
+        match talk.receive_within(LOOK)? {
+            Some(word) => return Ok(word),
+            None if link.stop.asked() => return Err(interrupted()),
+            None if Instant::now() > deadline => {
+                return Err(format!(
+                    "the client said nothing for {} s; it hangs, or packets do not get through",
+                    THINK.as_secs()
+                ));
+            }
+            None => {}
         }
     }
 }
@@ -53,7 +72,7 @@ fn sample(
             let listener = tcp::listen(tcp_addr)?;
             talk.send(&ToClient::Ready(Ready { tcp: Some(listener.ticket()), ..ready }))?;
             let (mut report, received) = listener.serve(job, sockets)?;
-            let ToServer::Finish { sent, .. } = talk.receive(STALL)? else {
+            let ToServer::Finish { sent, .. } = talk.receive(job.stall())? else {
                 return Err("the client did not finish what it had begun".into());
             };
             report.lost += sent.saturating_sub(received);
@@ -105,6 +124,9 @@ fn sink(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready:
                 let room = usize::try_from(job.limit() - posted).unwrap_or(usize::MAX);
                 posted += link.post(&mut spare, &mut queue, room)?;
             }
+            if link.stop.asked() {
+                return Err(interrupted());
+            }
             match talk.try_receive()? {
                 Some(ToServer::Finish { sent: n, .. }) => {
                     sent = Some(n);
@@ -118,7 +140,7 @@ fn sink(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready:
         match sent {
             Some(_) if queue.is_empty() => break,
             Some(_) if now - progress > LATE => break,
-            None if now - progress > STALL => return Err(silent()),
+            None if now - progress > job.stall() => return Err(silent(job)),
             _ => {}
         }
     }
@@ -180,6 +202,9 @@ fn echo(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready:
         }
         turns = turns.wrapping_add(1);
         if finish.is_none() && (turns.is_multiple_of(LOOK_EVERY) || !link.busy || queue.is_empty()) {
+            if link.stop.asked() {
+                return Err(interrupted());
+            }
             match talk.try_receive()? {
                 Some(ToServer::Finish { sent, posted: theirs }) => {
                     finish = Some((sent, theirs));
@@ -199,7 +224,7 @@ fn echo(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready:
         match finish {
             Some(_) if queue.is_empty() && sending.is_empty() => break,
             Some(_) if now - progress > LATE => break,
-            None if now - progress > STALL => return Err(silent()),
+            None if now - progress > job.stall() => return Err(silent(job)),
             _ => {}
         }
     }
@@ -226,7 +251,7 @@ fn prepare(answers: &mut Vec<Buffer>, job: &Job, received: u64) -> Option<Buffer
 
 /// Waits until an answer under way is delivered, and writes the next one into its buffer.
 fn reclaim(sending: &mut Queue, answers: &mut Vec<Buffer>, job: &Job, received: u64) -> Result<Buffer, String> {
-    let deadline = Instant::now() + STALL;
+    let deadline = Instant::now() + job.stall();
     loop {
         if let Some(answer) = prepare(answers, job, received) {
             return Ok(answer);
@@ -234,7 +259,7 @@ fn reclaim(sending: &mut Queue, answers: &mut Vec<Buffer>, job: &Job, received: 
         if let Some((buffer, _)) = sending.pop(false)? {
             answers.push(buffer);
         } else if Instant::now() > deadline {
-            return Err(silent());
+            return Err(silent(job));
         }
     }
 }
@@ -247,7 +272,7 @@ pub(super) fn push(
     len: usize,
     sending: &mut Queue,
 ) -> Result<(), String> {
-    let deadline = Instant::now() + STALL;
+    let deadline = Instant::now() + job.stall();
     loop {
         match link.send(job, buffer, len)? {
             Posted::Yes(pending) => {
@@ -258,14 +283,14 @@ pub(super) fn push(
                 buffer = back;
                 link.fabric.progress();
             }
-            Posted::Full(_) => return Err(silent()),
+            Posted::Full(_) => return Err(silent(job)),
         }
     }
 }
 
 /// Sends an empty message for certain.
 pub(super) fn empty(link: &Link<'_>, job: &Job, mut buffer: Buffer) -> Result<super::api::Pending, String> {
-    let deadline = Instant::now() + STALL;
+    let deadline = Instant::now() + job.stall();
     loop {
         match link.send_empty(job.class(), buffer)? {
             Posted::Yes(pending) => return Ok(pending),
@@ -273,7 +298,7 @@ pub(super) fn empty(link: &Link<'_>, job: &Job, mut buffer: Buffer) -> Result<su
                 buffer = back;
                 link.fabric.progress();
             }
-            Posted::Full(_) => return Err(silent()),
+            Posted::Full(_) => return Err(silent(job)),
         }
     }
 }
@@ -293,15 +318,18 @@ fn expose(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, read
     talk.send(&ToClient::Ready(Ready { window: Some(exposed.token().to_vec()), ..ready }))?;
     let mut watch = Watch::start(link.busy);
     let deadline = match job.extent {
-        super::options::Extent::Duration(d) => Instant::now() + d + 6 * STALL,
+        super::options::Extent::Duration(d) => Instant::now() + d + 6 * job.stall(),
         super::options::Extent::Iterations(_) => Instant::now() + Duration::from_secs(86_400),
     };
     loop {
         let now = watch.turn();
+        if link.stop.asked() {
+            return Err(interrupted());
+        }
         match talk.try_receive()? {
             Some(ToServer::Finish { .. }) => break,
             Some(other) => return Err(format!("the client said {other:?} in the middle of a sample")),
-            None if now > deadline => return Err(silent()),
+            None if now > deadline => return Err(silent(job)),
             None if link.busy => link.fabric.progress(),
             None => std::thread::sleep(Duration::from_micros(200)),
         }
@@ -311,6 +339,10 @@ fn expose(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, read
     Ok(report)
 }
 
-fn silent() -> String {
-    format!("nothing arrived for {} s; the other end hangs, or packets do not get through", STALL.as_secs())
+fn silent(job: &Job) -> String {
+    format!("nothing arrived for {} s; the other end hangs, or packets do not get through", job.stall().as_secs())
+}
+
+fn interrupted() -> String {
+    "the server was interrupted".into()
 }

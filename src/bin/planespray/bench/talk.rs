@@ -51,6 +51,11 @@ impl Job {
         }
     }
 
+    /// How long nothing may arrive: even at 8 MiB/s all slots pass in that time.
+    pub(super) fn stall(&self) -> Duration {
+        super::STALL + Duration::from_secs((self.size * u64::from(self.slots)) >> 23)
+    }
+
     pub(super) fn class(&self) -> Class {
         Class::ALL.into_iter().find(|c| c.index() == usize::from(self.class)).unwrap_or_default()
     }
@@ -172,6 +177,18 @@ impl<'a> Talk<'a> {
             .map_err(|e| format!("the peer speaks another version of bench ({e}); use the same one at both ends"));
         self.inbox = Some(receive(self.connection, buffer)?);
         message.map(Some)
+    }
+
+    /// Waits for the next message for at most `limit`; `None` if there was none.
+    pub(super) fn receive_within<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<Option<T>, String> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let message = self.try_receive()?;
+            if message.is_some() || Instant::now() >= deadline {
+                return Ok(message);
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Waits for the next message for at most `limit`.

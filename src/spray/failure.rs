@@ -8,7 +8,7 @@ use crate::lanes::{LaneId, Status};
 #[non_exhaustive]
 pub enum Failure {
     /// A lane that carried part of it died.
-    #[error("lane {lane:?} died: {status:?}")]
+    #[error("lane {} died: {}", lane.index(), cause(*status))]
     Lane {
         /// The lane.
         lane: LaneId,
@@ -16,10 +16,10 @@ pub enum Failure {
         status: Status,
     },
     /// All lanes of its class died.
-    #[error("all lanes of class {0:?} are dead")]
+    #[error("all lanes of class {0:?} are dead: the peer stood still, or packets do not get through; connect again")]
     Class(Class),
     /// The message is longer than the receive it met. Nothing was delivered.
-    #[error("message of {len} bytes for a receive of {capacity}")]
+    #[error("message of {len} bytes for a receive of {capacity}; make the receive larger")]
     TooLong {
         /// The message's length.
         len: u64,
@@ -27,7 +27,7 @@ pub enum Failure {
         capacity: u64,
     },
     /// The peer gave the message up.
-    #[error("the peer gave up: {0:?}")]
+    #[error("the peer gave the message up: {}", reason(*.0))]
     Peer(PeerReason),
     /// The peer closed the session before it sent a message for this receive.
     #[error("the peer closed the session")]
@@ -38,6 +38,30 @@ pub enum Failure {
     /// The peer broke the protocol; the session is over.
     #[error("protocol violation: {0}")]
     Protocol(Violation),
+}
+
+fn cause(status: Status) -> &'static str {
+    match status {
+        Status::RetryExceeded => {
+            "its packets were not acknowledged: the peer stood still, or packets do not get through"
+        }
+        Status::RnrRetryExceeded => "the peer has no receive for its packets",
+        Status::RemoteAccess => "the peer refused key, bounds or rights; the window may be closed",
+        Status::RemoteInvalidRequest => "the peer found a request malformed",
+        Status::RemoteOperation => "the peer could not carry a request out",
+        Status::LocalProtection => "a key, bounds or rights of this end are wrong",
+        Status::LocalLength => "a message did not fit its receive",
+        Status::Flushed => "it was ended while this was under way",
+        Status::Success | Status::Other => "an error of its backend",
+    }
+}
+
+fn reason(reason: PeerReason) -> &'static str {
+    match reason {
+        PeerReason::Lane => "a lane of its died, so that packets did not get through or one end stood still",
+        PeerReason::TooLong => "it is longer than the receive",
+        PeerReason::Other => "its error says why",
+    }
 }
 
 /// What a peer says of a message that it gives up.

@@ -11,7 +11,9 @@ use tracing_subscriber::registry::LookupSpan;
 
 /// One line. A standard error that is gone is no reason to fail.
 pub(crate) fn say(line: impl fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "planespray: {line}");
+    // In one piece, so that lines of two processes do not mix.
+    let line = format!("planespray: {line}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Shows what the library has to say: warnings, and what it chose by itself.

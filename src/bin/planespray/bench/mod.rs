@@ -66,8 +66,10 @@ pub(crate) fn run(bench: Bench) -> ExitCode {
             ExitCode::FAILURE
         }
         Err(what) => {
-            if !what.is_empty() {
-                say(what);
+            match resolved.role {
+                _ if what.is_empty() => {}
+                Role::Child => say(format_args!("server: {what}")),
+                _ => say(what),
             }
             if stop.asked() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
         }

@@ -11,7 +11,7 @@ use planespray::{
 
 const LONG: Duration = Duration::from_secs(30);
 /// Queue pairs give up when nothing was acknowledged for a second.
-const STANDSTILL: Duration = Duration::from_millis(700);
+const STANDSTILL: Duration = Duration::from_secs(3);
 const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 fn open_with(planes: &[String], change: impl FnOnce(&mut FabricConfig)) -> Fabric {

@@ -35,7 +35,8 @@ pub struct FabricConfig {
     pub wait: Wait,
     /// Receives of any size are granted at once, so that small messages can go by RDMA WRITE without asking.
     pub grant_always: bool,
-    /// How long a peer may be silent before its messages fail.
+    /// How long a lane may go without an acknowledgement before its messages fail; a peer that stands still for less
+    /// loses nothing. A peer whose process ends is noticed at once.
     pub peer_timeout: Duration,
 }
 
@@ -64,7 +65,7 @@ impl Default for FabricConfig {
             fault: None,
             wait: Wait::default(),
             grant_always: false,
-            peer_timeout: Duration::from_secs(30),
+            peer_timeout: Duration::from_secs(10),
         }
     }
 }

@@ -97,7 +97,14 @@ impl Fabric {
         let mtu = crate::embedded::PacketIo::ports(&io).iter().map(|p| p.mtu).max().unwrap_or(config.mtu);
         let seed = random()?;
         let lanes = Embedded::new(
-            EmbeddedConfig { seed, max_lanes: 4095, max_keys: 1 << 16, name: "embedded", burst: BURST_PACKETS * mtu },
+            EmbeddedConfig {
+                seed,
+                max_lanes: 4095,
+                max_keys: 1 << 16,
+                name: "embedded",
+                burst: BURST_PACKETS * mtu,
+                patience: config.peer_timeout.into(),
+            },
             io,
         );
         let ports = lanes.ports().to_vec();

@@ -59,6 +59,8 @@ pub struct EmbeddedConfig {
     pub name: &'static str,
     /// Payload bytes of one burst.
     pub burst: u32,
+    /// How long a lane may make no progress before it is given up.
+    pub patience: Span,
 }
 
 /// Lanes over our own RoCEv2 queue pairs.
@@ -359,8 +361,13 @@ impl<P: PacketIo> Control for Embedded<P> {
             extension,
             ..roce::Rtr::default()
         });
-        let rts =
-            Transition::Rts(roce::Rts { sq_psn: psn, timeout: TIMEOUT, retry_count: RETRIES, ..roce::Rts::default() });
+        let rts = Transition::Rts(roce::Rts {
+            sq_psn: psn,
+            timeout: TIMEOUT,
+            retry_count: RETRIES,
+            patience: self.config.patience,
+            ..roce::Rts::default()
+        });
         let moved = self.device.modify_qp(qpn, rtr).and_then(|()| self.device.modify_qp(qpn, rts));
         if moved.is_err() {
             self.io.close_path(path);

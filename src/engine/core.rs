@@ -20,6 +20,8 @@ const BATCH: usize = 256;
 const COMMANDS: usize = 64;
 /// How often the bootstrap connections are looked at.
 const WATCH_EVERY: Span = Span::from_millis(2);
+/// How long operations may go on towards a peer that said goodbye and left.
+const PARTING: Span = Span::from_millis(500);
 const NOBODY: u16 = u16::MAX;
 
 /// A session's state as its owner sees it.
@@ -102,6 +104,7 @@ struct Entry {
     closing: bool,
     /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
     left: bool,
+    left_at: Time,
 }
 
 impl<L: Lanes> Core<L> {
@@ -205,6 +208,7 @@ impl<L: Lanes> Core<L> {
             backlog: Backlog::default(),
             closing: false,
             left: false,
+            left_at: Time::ZERO,
         }));
         self.pump(now, index);
         self.lanes.doorbell(now);
@@ -379,12 +383,21 @@ impl<L: Lanes> Core<L> {
             self.next_watch = now + WATCH_EVERY;
             for index in 0..self.slots.len() {
                 let Some(entry) = self.slots[index].entry.as_deref_mut() else { continue };
+                // Nobody answers what was sent since its goodbye; the lanes would wait for longer.
+                if entry.left && entry.under_way > 0 && now.since(entry.left_at) > PARTING {
+                    self.end_slot(index, Ended::Failed(Failure::PeerClosed));
+                    finished = true;
+                    continue;
+                }
                 if entry.witness.as_mut().is_some_and(|w| w() == Seen::Gone) {
                     entry.witness = None;
                     // Its goodbye may be among what came with this round.
                     finished |= self.pump(now, index);
                     match self.slots[index].entry.as_deref_mut() {
-                        Some(entry) if entry.state == SessionState::PeerClosed => entry.left = true,
+                        Some(entry) if entry.state == SessionState::PeerClosed => {
+                            entry.left = true;
+                            entry.left_at = now;
+                        }
                         _ => {
                             self.end_slot(index, Ended::PeerGone);
                             finished = true;

@@ -14,8 +14,6 @@ use super::wr::{SendOp, Status};
 
 /// Packets sent later that must have arrived before one counts as lost.
 const REORDER: u32 = 3;
-/// Least time in which a planespray peer is not given up.
-const PATIENCE: Span = Span::from_secs(1);
 /// Until a round trip is known, how long a second NAK for one packet is taken for an echo of the first.
 const ECHO: Span = Span::from_micros(100);
 
@@ -404,7 +402,7 @@ impl Qp {
         }
         cx.counters.local_ack_timeout_err += 1;
         r.retries += 1;
-        let patient = extended && cx.now.since(r.progress_at) < PATIENCE;
+        let patient = extended && cx.now.since(r.progress_at) < r.patience;
         if r.retries > r.retry_count && !patient {
             cx.counters.retry_exceeded_err += 1;
             self.fail(cx, Some((0, Status::RetryExceeded)), Status::RetryExceeded);

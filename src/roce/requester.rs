@@ -98,6 +98,8 @@ pub(super) struct Requester {
     pub(super) progress_at: Time,
     pub(super) retries: u32,
     pub(super) retry_count: u32,
+    /// Least time without progress before a planespray peer is given up.
+    pub(super) patience: Span,
     pub(super) rnr_until: Option<Time>,
     pub(super) rnr_tries: u32,
     pub(super) rnr_retry: u32,
@@ -146,6 +148,7 @@ impl Requester {
             progress_at: Time::ZERO,
             retries: 0,
             retry_count: 7,
+            patience: Span::ZERO,
             rnr_until: None,
             rnr_tries: 0,
             rnr_retry: 7,
@@ -165,6 +168,7 @@ impl Requester {
         self.sent_end = rts.sq_psn;
         self.timeout = if rts.timeout == Span::ZERO { TIMEOUT } else { rts.timeout };
         self.retry_count = u32::from(rts.retry_count);
+        self.patience = rts.patience;
         self.rnr_retry = u32::from(rts.rnr_retry);
         self.max_reads = u32::from(rts.max_rd_atomic);
         self.order = if extended { vec![0; WINDOW as usize] } else { Vec::new() };

@@ -118,8 +118,10 @@ pub struct Rts {
     /// Least time to wait for an acknowledgement; zero means 4 ms. Four smoothed round trips are waited
     /// if that is longer; each expiry doubles it, up to sixteenfold.
     pub timeout: Span,
-    /// Expiries without progress before the queue pair gives up (towards planespray also at least 1 s).
+    /// Expiries without progress before the queue pair gives up (towards planespray not before `patience`).
     pub retry_count: u8,
+    /// Towards planespray: it is not given up before it made no progress for this long, whatever the count says.
+    pub patience: Span,
     /// Receiver-not-ready answers before it gives up, 0..=6; 7 is for ever.
     pub rnr_retry: u8,
     /// READs and atomics that may be outstanding, 1..=128.
@@ -128,7 +130,14 @@ pub struct Rts {
 
 impl Default for Rts {
     fn default() -> Self {
-        Rts { sq_psn: Psn::default(), timeout: Span::ZERO, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
+        Rts {
+            sq_psn: Psn::default(),
+            timeout: Span::ZERO,
+            retry_count: 7,
+            patience: Span::from_secs(1),
+            rnr_retry: 7,
+            max_rd_atomic: 16,
+        }
     }
 }
 

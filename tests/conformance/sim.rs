@@ -67,6 +67,7 @@ fn hosts<P: PacketIo>(
             max_keys: 4096,
             name: "sim",
             burst: 61_440,
+            patience: Span::from_secs(1),
         };
         Embedded::new(config, edge(config.seed, net.host(&ports)))
     })
@@ -403,7 +404,14 @@ fn unequal_mtus() {
 fn lanes_run_out() {
     let net = Net::new(70, DELAY, Faults::default());
     let io = net.host(&[SimPort { plane: 0, addr: Family::V4.address(0, 0), mtu: 1024 }]);
-    let config = EmbeddedConfig { seed: 1, max_lanes: 5, max_keys: 16, name: "sim", burst: 61_440 };
+    let config = EmbeddedConfig {
+        seed: 1,
+        max_lanes: 5,
+        max_keys: 16,
+        name: "sim",
+        burst: 61_440,
+        patience: Span::from_secs(1),
+    };
     let mut end = Embedded::new(config, io);
     let spec = planespray::lanes::LaneSpec {
         port: PortId(0),

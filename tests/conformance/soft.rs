@@ -37,8 +37,14 @@ fn over(planes: usize, v6: bool, seed: u64, configure: impl Fn(&mut UdpConfig)) 
             fault.seed ^= end;
         }
         let udp = Udp::open(&config).expect("sockets");
-        let config =
-            EmbeddedConfig { seed: seed * 2 + end, max_lanes: 256, max_keys: 4096, name: "soft", burst: 61_440 };
+        let config = EmbeddedConfig {
+            seed: seed * 2 + end,
+            max_lanes: 256,
+            max_keys: 4096,
+            name: "soft",
+            burst: 61_440,
+            patience: Span::from_secs(1),
+        };
         Embedded::new(config, udp)
     });
     let can = Abilities {

@@ -127,6 +127,10 @@ struct Entry {
     dirty: bool,
     under_way: usize,
     witness: Option<Witness>,
+    /// Both ends are ready: control messages may go out.
+    ready: bool,
+    /// Among how many sessions its peer was told that our receive budgets are divided; 0 for what the bootstrap said.
+    told: usize,
 }
 
 impl<L: Lanes> Core<L> {
@@ -228,17 +232,29 @@ impl<L: Lanes> Core<L> {
             dirty: true,
             under_way: 0,
             witness: None,
+            ready: false,
+            told: 0,
         }));
-        self.pump(now, index);
+        self.share_budgets();
+        self.pump_all(now);
         self.lanes.doorbell(now);
         Ok(id)
     }
 
-    /// The bootstrap connection of a session, watched from now on.
-    pub fn watch(&mut self, id: SessionId, witness: Witness) {
+    /// Both ends of a session are ready; its bootstrap connection is watched from now on.
+    pub fn watch(&mut self, now: Time, id: SessionId, witness: Witness) {
         if let Some(entry) = self.entry_mut(id) {
             entry.witness = Some(witness);
+            entry.ready = true;
+            self.share_budgets();
+            self.pump_all(now);
+            self.lanes.doorbell(now);
         }
+    }
+
+    /// Sessions whose peers may send: each is entitled to an equal part of our ports' receive budgets.
+    pub fn sharers(&self) -> usize {
+        self.slots.iter().filter_map(|s| s.entry.as_ref()).filter(|e| e.state == SessionState::Open).count()
     }
 
     /// What has become of a session; `None` once it is removed.
@@ -485,6 +501,23 @@ impl<L: Lanes> Core<L> {
         }
     }
 
+    /// Tells every peer its part of our receive budgets, if it has changed. The records go out with the next pump.
+    #[cold]
+    fn share_budgets(&mut self) {
+        let n = self.sharers();
+        let open =
+            self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()).filter(|e| e.state == SessionState::Open);
+        for entry in open.filter(|e| e.ready && e.told != n) {
+            for (port, info) in self.lanes.ports().iter().enumerate() {
+                if let Some(whole) = info.receive_budget {
+                    entry.session.announce_budget(port as u8, Some(whole / n as u64));
+                }
+            }
+            entry.told = n;
+            entry.dirty = true;
+        }
+    }
+
     fn pump_all(&mut self, now: Time) -> bool {
         let mut finished = false;
         for index in 0..self.slots.len() {
@@ -510,11 +543,14 @@ impl<L: Lanes> Core<L> {
                 break;
             }
         }
-        let mut failed = None;
+        let (mut failed, mut closed) = (None, false);
         while let Some(event) = entry.session.poll_event() {
             match event {
                 crate::spray::Event::Failed(why) => failed = Some(Ended::Failed(why)),
-                crate::spray::Event::PeerClosed => entry.state = SessionState::PeerClosed,
+                crate::spray::Event::PeerClosed => {
+                    entry.state = SessionState::PeerClosed;
+                    closed = true;
+                }
                 _ => {}
             }
         }
@@ -525,6 +561,9 @@ impl<L: Lanes> Core<L> {
         }
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
             entry.due = entry.session.poll_timeout();
+        }
+        if closed {
+            self.share_budgets();
         }
         finished
     }
@@ -564,6 +603,7 @@ impl<L: Lanes> Core<L> {
         entry.due = None;
         entry.witness = None;
         self.deliver(index, Some(why));
+        self.share_budgets();
     }
 
     fn release(&mut self, mr: MrId) {

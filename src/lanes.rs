@@ -40,11 +40,11 @@ pub struct PortInfo {
 
 /// What a message of `len` bytes in packets of `mtu` takes from a receiver's budget.
 ///
-/// 768 bytes is what the kernel charges a socket for the smallest packet besides its data.
+/// 768 bytes is what the kernel charges a socket for the smallest packet besides its data. A packet that is sent alone
+/// lies in one piece of memory, whose size is a power of two: one of 4,096 bytes takes 8,448.
 pub const fn charge(len: u64, mtu: u32) -> u64 {
     let mtu = mtu as u64;
-    let packets = if len == 0 { 1 } else { len.div_ceil(mtu) };
-    len + packets * 768
+    if len <= mtu { (len + 448).next_power_of_two() + 256 } else { len + len.div_ceil(mtu) * 768 }
 }
 
 /// A trust domain: windows opened for one peer are closed to lanes of another.

@@ -1,7 +1,8 @@
 //! Sending and receiving allocate nothing in steady state.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "common/counting.rs"]
+mod counting;
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -13,46 +14,7 @@ use planespray::soft::{Fault, Udp, UdpConfig};
 use planespray::time::{Span, Time};
 use planespray::wire::{Bth, Header, Opcode, Packet, Reth};
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    ALLOCATIONS.with(|c| c.set(c.get() + 1));
-}
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a thread-local integer without
-// destructor, which allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.realloc(ptr, layout, new_size) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Allocations of this thread while `work` runs.
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.with(Cell::get);
-    work();
-    ALLOCATIONS.with(Cell::get) - before
-}
+use counting::allocations;
 
 fn burst(count: u32) -> (Vec<u8>, usize) {
     let payload = [7; 1024];
@@ -109,7 +71,7 @@ fn no_allocation_in_steady_state() {
             let mut now = Time::ZERO;
             // The first one fills caches of flows and the capture's record buffer.
             exchange(&mut a, &mut b, path, &mut bytes, segment, now, slack);
-            let n = allocations(|| {
+            let (n, _) = allocations(|| {
                 for _ in 0..200 {
                     now += Span::from_micros(10);
                     exchange(&mut a, &mut b, path, &mut bytes, segment, now, slack);
@@ -127,7 +89,7 @@ fn a_planted_allocation_is_seen() {
     let (mut bytes, segment) = burst(2);
     exchange(&mut a, &mut b, path, &mut bytes, segment, Time::ZERO, 0);
     let mut copies = Vec::new();
-    let n = allocations(|| {
+    let (n, _) = allocations(|| {
         assert_eq!(a.send(path, 2, &mut bytes, segment), Ok(true));
         b.wait(Duration::from_secs(1)).unwrap();
         b.receive(Time::ZERO, &mut |_: &RxMeta, p: &Packet<'_>| copies.push(p.payload.to_vec()));

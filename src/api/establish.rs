@@ -30,8 +30,8 @@ pub(super) fn listen(fabric: &Fabric, addr: SocketAddr) -> Result<Listener, Erro
         source,
         hint: "the listening socket is unusable; listen again",
     })?;
-    let waiting = Waiting { listener, local, rising: Vec::new() };
-    Ok(Listener { fabric: fabric.clone(), waiting: parking_lot::Mutex::new(waiting) })
+    let waiting = Waiting { listener, rising: Vec::new() };
+    Ok(Listener { fabric: fabric.clone(), local, waiting: parking_lot::Mutex::new(waiting) })
 }
 
 pub(super) fn connect(fabric: &Fabric, addr: SocketAddr, timeout: Duration) -> Result<Connection, Error> {
@@ -57,15 +57,10 @@ pub(super) fn connect(fabric: &Fabric, addr: SocketAddr, timeout: Duration) -> R
 /// What a listener is busy with.
 pub(super) struct Waiting {
     listener: tcp::Listener,
-    local: SocketAddr,
     rising: Vec<Rising>,
 }
 
 impl Waiting {
-    pub(super) fn local_addr(&self) -> SocketAddr {
-        self.local
-    }
-
     /// Lets go of those that are not connected yet.
     pub(super) fn abandon(&mut self, fabric: &Inner) {
         for mut rising in self.rising.drain(..) {
@@ -77,6 +72,7 @@ impl Waiting {
         let inner = &fabric.inner;
         let deadline = inner.shared.now() + Span::from(timeout);
         loop {
+            *self.listener.hello_mut() = hello(inner);
             let now = inner.shared.now();
             while let Some(incoming) = self.listener.poll(now) {
                 match incoming {
@@ -246,21 +242,26 @@ impl Rising {
             Sight::Closed | Sight::Reset => Seen::Gone,
             Sight::Alive | Sight::Lost => Seen::Nothing,
         });
-        fabric.shared.lock().watch(session, look);
+        fabric.shared.lock().watch(fabric.shared.now(), session, look);
         let label = format!("{} ({addr})", established.peer.host);
         Ok(Connection::new(Peer::new(fabric.clone(), session, label)))
     }
 }
 
-/// What we say of ourselves.
+/// What we say of ourselves. A new peer gets its part of our receive budgets beside the peers we have.
 fn hello(fabric: &Inner) -> Hello {
+    let sharers = fabric.shared.lock().sharers() as u64 + 1;
+    let offer = |p| {
+        let offer = PlaneOffer::of(p, None);
+        PlaneOffer { receive_budget: offer.receive_budget.map(|whole| whole / sharers), ..offer }
+    };
     let config = fabric.session_config();
     let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
     Hello {
         features: 0,
         nonce: fabric.nonce,
         host: host.chars().filter(|c| !c.is_control()).take(crate::bootstrap::MAX_HOST / 4).collect(),
-        planes: fabric.ports.iter().map(|p| PlaneOffer::of(p, None)).collect(),
+        planes: fabric.ports.iter().map(offer).collect(),
         classes: [true; 3],
         lanes_per_plane: fabric.config.lanes_per_plane,
         limits: Limits {

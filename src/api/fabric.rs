@@ -201,13 +201,14 @@ impl fmt::Debug for Fabric {
 /// Waits for peers.
 pub struct Listener {
     pub(super) fabric: Fabric,
+    pub(super) local: SocketAddr,
     pub(super) waiting: parking_lot::Mutex<establish::Waiting>,
 }
 
 impl Listener {
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
-        self.waiting.lock().local_addr()
+        self.local
     }
 
     /// The next peer that completes its handshake.

@@ -78,6 +78,8 @@ pub struct LaneStats {
     pub retransmits: u64,
     /// Bytes that may be in flight.
     pub window: u64,
+    /// Payload bytes in flight.
+    pub in_flight: u64,
     /// False once it died.
     pub alive: bool,
 }
@@ -123,6 +125,7 @@ impl Stats {
                 ce_share,
                 retransmits: lane.retransmits,
                 window: lane.window,
+                in_flight: lane.in_flight,
                 alive: lane.alive,
             });
         }

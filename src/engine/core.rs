@@ -105,6 +105,10 @@ struct Entry {
     /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
     left: bool,
     left_at: Time,
+    /// Both ends are ready: control messages may go out.
+    ready: bool,
+    /// Among how many sessions its peer was told that our receive budgets are divided; 0 for what the bootstrap said.
+    told: usize,
 }
 
 impl<L: Lanes> Core<L> {
@@ -209,17 +213,29 @@ impl<L: Lanes> Core<L> {
             closing: false,
             left: false,
             left_at: Time::ZERO,
+            ready: false,
+            told: 0,
         }));
-        self.pump(now, index);
+        self.share_budgets();
+        self.pump_all(now);
         self.lanes.doorbell(now);
         Ok(id)
     }
 
-    /// The bootstrap connection of a session, watched from now on.
-    pub fn watch(&mut self, id: SessionId, witness: Witness) {
+    /// Both ends of a session are ready; its bootstrap connection is watched from now on.
+    pub fn watch(&mut self, now: Time, id: SessionId, witness: Witness) {
         if let Some(entry) = self.entry_mut(id) {
             entry.witness = Some(witness);
+            entry.ready = true;
+            self.share_budgets();
+            self.pump_all(now);
+            self.lanes.doorbell(now);
         }
+    }
+
+    /// Sessions whose peers may send: each is entitled to an equal part of our ports' receive budgets.
+    pub fn sharers(&self) -> usize {
+        self.slots.iter().filter_map(|s| s.entry.as_ref()).filter(|e| e.state == SessionState::Open).count()
     }
 
     /// What has become of a session; `None` once it is removed.
@@ -541,6 +557,23 @@ impl<L: Lanes> Core<L> {
         changed
     }
 
+    /// Tells every peer its part of our receive budgets, if it has changed. The records go out with the next pump.
+    #[cold]
+    fn share_budgets(&mut self) {
+        let n = self.sharers();
+        let open =
+            self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()).filter(|e| e.state == SessionState::Open);
+        for entry in open.filter(|e| e.ready && e.told != n) {
+            for (port, info) in self.lanes.ports().iter().enumerate() {
+                if let Some(whole) = info.receive_budget {
+                    entry.session.announce_budget(port as u8, Some(whole / n as u64));
+                }
+            }
+            entry.told = n;
+            entry.dirty = true;
+        }
+    }
+
     fn pump_all(&mut self, now: Time) -> bool {
         let mut finished = false;
         for index in 0..self.slots.len() {
@@ -570,15 +603,19 @@ impl<L: Lanes> Core<L> {
                     break;
                 }
             }
-            let mut failed = None;
+            let (mut failed, mut closed) = (None, false);
             while let Some(event) = entry.session.poll_event() {
                 match event {
                     crate::spray::Event::Failed(why) => failed = Some(Ended::Failed(why)),
                     crate::spray::Event::PeerClosed if entry.state == SessionState::Open => {
                         entry.state = SessionState::PeerClosed;
+                        closed = true;
                     }
                     _ => {}
                 }
+            }
+            if closed {
+                self.share_budgets();
             }
             let delivered = self.deliver(index, None);
             finished |= delivered;
@@ -635,6 +672,7 @@ impl<L: Lanes> Core<L> {
             self.settle(index, command.parts().1, command.is_receive(), Err(why));
             Ok(())
         });
+        self.share_budgets();
     }
 
     fn release(&mut self, mr: MrId) {

@@ -50,7 +50,7 @@ pub(super) enum Record<'a> {
     /// Receives posted on another lane.
     Credit { lane: u16, generation: u16, posted: u32 },
     /// Bytes that may be in flight towards one of the sender's ports; `None`: any.
-    Budget { port: u8, bytes: Option<u64> },
+    Budget { port: u8, number: u16, bytes: Option<u64> },
     /// The sender has sent this many messages in all, and sends no more.
     Bye { messages: u64 },
     /// The sender of this message gives it up.
@@ -111,10 +111,10 @@ impl<'a> Writer<'a> {
                 w.u16(generation);
                 w.u32(posted);
             }
-            Record::Budget { port, bytes } => {
+            Record::Budget { port, number, bytes } => {
                 w.u8(port);
                 w.u8(u8::from(bytes.is_some()));
-                w.u16(0);
+                w.u16(number);
                 w.u64(bytes.unwrap_or(0));
             }
             Record::Bye { messages } => w.u64(messages),
@@ -258,8 +258,8 @@ fn parse<'a>(kind: u8, r: &mut In<'a>) -> Result<Option<Record<'a>>, Violation> 
             _ => None,
         },
         BUDGET => match (r.u8(), r.u8(), r.u16(), r.u64()) {
-            (Some(port), Some(bounded), Some(_), Some(bytes)) => {
-                Some(Record::Budget { port, bytes: (bounded != 0).then_some(bytes) })
+            (Some(port), Some(bounded), Some(number), Some(bytes)) => {
+                Some(Record::Budget { port, number, bytes: (bounded != 0).then_some(bytes) })
             }
             _ => None,
         },
@@ -401,7 +401,11 @@ mod tests {
                 generation,
                 posted
             }),
-            (any::<u8>(), any::<Option<u64>>()).prop_map(|(port, bytes)| Record::Budget { port, bytes }),
+            (any::<u8>(), any::<u16>(), any::<Option<u64>>()).prop_map(|(port, number, bytes)| Record::Budget {
+                port,
+                number,
+                bytes
+            }),
             any::<u64>().prop_map(|messages| Record::Bye { messages }),
             (ids, any::<u8>()).prop_map(|((channel, number), reason)| Record::Failed { channel, number, reason }),
             (128u8..).prop_map(Record::Optional),

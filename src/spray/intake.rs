@@ -208,7 +208,7 @@ impl Session {
                 Record::Total { channel, number, total } => self.on_total(channel, number, total)?,
                 Record::Eager { channel, number, payload } => self.on_eager(class, channel, number, payload)?,
                 Record::Credit { lane, generation, posted } => self.on_credit(lane, generation, posted)?,
-                Record::Budget { port, bytes } => self.set_peer_budget(port, bytes),
+                Record::Budget { port, number, bytes } => self.budgets.announced(port, number, bytes),
                 Record::Bye { messages } => self.on_bye(messages),
                 Record::Failed { channel, number, reason } => self.on_failed(channel, number, reason)?,
                 Record::Optional(_) => {}

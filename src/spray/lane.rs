@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::config::{LaneKind, LaneRole, SessionConfig};
 use super::credit::Credits;
 use super::select::LaneSet;
-use super::session::Pending;
+use super::session::{Pending, WORKING};
 use super::slab::{Key, List};
 use super::stats::LaneStats;
 use crate::class::Class;
@@ -111,8 +111,11 @@ impl Lane {
     /// What [`charge`](crate::lanes::charge) says, for an MTU that is a power of two.
     #[inline]
     fn charge(&self, bytes: u32) -> u64 {
+        if bytes <= self.role.mtu {
+            return crate::lanes::charge(u64::from(bytes), self.role.mtu);
+        }
         let bytes = u64::from(bytes);
-        let packets = ((bytes + u64::from(self.role.mtu) - 1) >> self.mtu_shift).max(1);
+        let packets = (bytes + u64::from(self.role.mtu) - 1) >> self.mtu_shift;
         bytes + packets * 768
     }
 
@@ -267,8 +270,8 @@ impl ClassState {
             best_rate: 0,
             least: 0,
             patience: 0,
-            records: VecDeque::new(),
-            held: VecDeque::new(),
+            records: VecDeque::with_capacity(WORKING),
+            held: VecDeque::with_capacity(WORKING),
             held_until: Time::ZERO,
             reports: VecDeque::new(),
             resend: VecDeque::new(),

@@ -370,7 +370,7 @@ impl Sources<'_> {
             Pending::Failed { channel, number, reason } => {
                 Some(Record::Failed { channel: self.channels.at(channel).id, number, reason })
             }
-            Pending::Budget { port, bytes } => Some(Record::Budget { port, bytes }),
+            Pending::Budget { port, number, bytes } => Some(Record::Budget { port, number, bytes }),
             Pending::Bye => Some(Record::Bye { messages: self.accepted }),
         }
     }

@@ -6,6 +6,7 @@
 use super::chunk::MIN_UNIT_SHIFT;
 use super::lane::{ClassState, Lane};
 use crate::class::Class;
+use crate::lanes::charge;
 use crate::time::Time;
 
 /// Data lanes that a class may have.
@@ -69,11 +70,13 @@ pub(super) struct Budgets {
     limit: [u64; 8],
     used: [u64; 8],
     least: u64,
+    /// Number of the last announcement of each port.
+    heard: [u16; 8],
 }
 
 impl Budgets {
     pub(super) fn new() -> Budgets {
-        Budgets { limit: [u64::MAX; 8], used: [0; 8], least: u64::MAX }
+        Budgets { limit: [u64::MAX; 8], used: [0; 8], least: u64::MAX, heard: [0; 8] }
     }
 
     pub(super) fn set(&mut self, port: u8, bytes: Option<u64>) {
@@ -81,6 +84,16 @@ impl Budgets {
             *limit = bytes.unwrap_or(u64::MAX);
         }
         self.least = self.limit.iter().copied().min().unwrap_or(u64::MAX);
+    }
+
+    /// What the peer announced; one that a later one overtook on another lane is ignored.
+    pub(super) fn announced(&mut self, port: u8, number: u16, bytes: Option<u64>) {
+        if let Some(heard) = self.heard.get_mut(usize::from(port))
+            && number.wrapping_sub(*heard) as i16 > 0
+        {
+            *heard = number;
+            self.set(port, bytes);
+        }
     }
 
     /// Payload that a port still has room for; at least a unit while nothing is in flight towards it.
@@ -93,7 +106,8 @@ impl Budgets {
         }
         let left = limit.saturating_sub(self.used[port]);
         let mtu = u64::from(mtu.max(1));
-        let packets = left / (mtu + 768);
+        // One alone takes more than one of many; two take more than that in any case.
+        let packets = if left < charge(mtu, mtu as u32) { 0 } else { left / (mtu + 768) };
         if self.used[port] > 0 { packets * mtu } else { (packets * mtu).max(unit) }
     }
 
@@ -269,7 +283,6 @@ pub(super) fn control_lane(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::charge;
     use proptest::prelude::*;
 
     #[test]
@@ -321,5 +334,17 @@ mod tests {
         class.class = Class::Latency;
         class.queued = 8 << 10;
         assert_eq!(burst(&class, 8 << 10, 16 << 10, &budgets), 4 << 10);
+    }
+
+    #[test]
+    fn an_overtaken_announcement_is_ignored() {
+        let mut budgets = Budgets::new();
+        budgets.announced(1, 2, Some(1000));
+        budgets.announced(1, 1, Some(9000));
+        budgets.announced(9, 3, Some(1));
+        assert_eq!(budgets.limit[1], 1000);
+        budgets.heard[1] = u16::MAX;
+        budgets.announced(1, 0, None);
+        assert_eq!(budgets.limit[1], u64::MAX);
     }
 }

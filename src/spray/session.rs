@@ -27,6 +27,8 @@ use crate::time::{Span, Time};
 pub(super) const NO_LANE: u16 = u16::MAX;
 /// Lanes that a session may have: peer indices.
 const MAX_LANES: usize = 4096;
+/// Records, reports and results that may wait at once without a growing queue.
+pub(super) const WORKING: usize = 1024;
 /// How long a lane whose queue was full is left alone if nothing completes on it.
 const RETRY: Span = Span::from_micros(50);
 
@@ -40,7 +42,7 @@ pub(super) enum Pending {
     Request(Key),
     Total(Key),
     Failed { channel: u32, number: u32, reason: u8 },
-    Budget { port: u8, bytes: Option<u64> },
+    Budget { port: u8, number: u16, bytes: Option<u64> },
     Bye,
 }
 
@@ -84,6 +86,8 @@ pub struct Session {
     pub(super) tx_ahead: u32,
     pub(super) send_slots: SendSlots,
     pub(super) budgets: Budgets,
+    /// Budgets that we announced, so that the peer can tell old from new.
+    announcements: u16,
     /// Eager messages that the peer accepts in all, and that we have sent or reserved.
     pub(super) eager_limit: u32,
     pub(super) eager_used: u32,
@@ -150,17 +154,18 @@ impl Session {
             tx_ahead: 0,
             send_slots: SendSlots::default(),
             budgets: Budgets::new(),
+            announcements: 0,
             eager_limit: u32::from(config.eager_buffers),
             eager_used: 0,
             incoming: Slab::new(config.max_receives),
             slots: Slots::new(),
             bits: BitPool::default(),
-            slotless: VecDeque::new(),
+            slotless: VecDeque::with_capacity(WORKING),
             rx_ahead: 0,
             pool: EagerPool::new(config.eager_buffers, config.eager_max),
             repost: VecDeque::new(),
-            done: VecDeque::with_capacity(64),
-            events: VecDeque::new(),
+            done: VecDeque::with_capacity(WORKING),
+            events: VecDeque::with_capacity(16),
             scratch: vec![0; slot_bytes as usize],
             now: Time::ZERO,
             retry_at: None,
@@ -240,6 +245,13 @@ impl Session {
         }
         self.by_id[lane.index()] = index;
         self.by_peer[usize::from(role.peer_index)] = index;
+        // Any of them may be in these lists, once.
+        let lanes = self.lanes.len();
+        self.repost.reserve(lanes.saturating_sub(self.repost.len()));
+        for class in &mut self.classes {
+            class.reports.reserve(lanes.saturating_sub(class.reports.len()));
+            class.resend.reserve(usize::from(self.config.control_slots));
+        }
         if self.started {
             self.want_repost(index);
         }
@@ -269,9 +281,10 @@ impl Session {
         self.budgets.set(peer_port, bytes);
     }
 
-    /// Tells the peer how many bytes may be in flight towards one of our ports.
+    /// Tells the peer how many bytes may be in flight towards one of our ports. Only once both ends are ready.
     pub fn announce_budget(&mut self, port: u8, bytes: Option<u64>) {
-        self.queue_record(Class::Latency, Pending::Budget { port, bytes });
+        self.announcements = self.announcements.wrapping_add(1);
+        self.queue_record(Class::Latency, Pending::Budget { port, number: self.announcements, bytes });
     }
 
     /// Begins: the receives of all lanes come out of [`Session::poll_post`].

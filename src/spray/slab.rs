@@ -24,7 +24,10 @@ struct Entry<T> {
     value: Option<T>,
 }
 
-/// Allocates only when more entries live than ever before.
+/// Entries that a slab has room for from the start.
+const WORKING: usize = 1024;
+
+/// Allocates only when more entries live than ever before, and more than [`WORKING`].
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     entries: Vec<Entry<T>>,
@@ -35,7 +38,8 @@ pub(super) struct Slab<T> {
 
 impl<T> Slab<T> {
     pub(super) fn new(limit: usize) -> Self {
-        Slab { entries: Vec::new(), free: NONE, live: 0, limit: limit.min(NONE as usize) }
+        let limit = limit.min(NONE as usize);
+        Slab { entries: Vec::with_capacity(limit.min(WORKING)), free: NONE, live: 0, limit }
     }
 
     pub(super) fn len(&self) -> usize {

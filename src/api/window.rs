@@ -82,7 +82,8 @@ impl Exposed {
         }
     }
 
-    /// Closes the window: whatever the peer still sends for it is refused. Gives the buffer back.
+    /// Closes the window: whatever the peer still sends for it is refused, and ends the lanes that carried it. So close it when
+    /// the peer is known to be done. Gives the buffer back.
     pub fn close(mut self) -> Buffer {
         self.revoke();
         match self.buffer.take() {

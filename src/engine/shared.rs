@@ -259,14 +259,17 @@ impl<L: Lanes + Send + 'static> Shared<L> {
     }
 
     fn help(&self) {
+        let mut own = u64::MAX;
         while !self.stop.load(Ordering::Acquire) {
-            let idle = self.clock.now().as_nanos().saturating_sub(self.driven.load(Ordering::Acquire));
-            if idle < HELPER_AFTER.as_nanos() as u64 {
+            let driven = self.driven.load(Ordering::Acquire);
+            let idle = self.clock.now().as_nanos().saturating_sub(driven);
+            if driven != own && idle < HELPER_AFTER.as_nanos() as u64 {
                 // Somebody drives; look again when a millisecond may have passed without them.
                 std::thread::park_timeout(HELPER_AFTER);
                 continue;
             }
             self.drive();
+            own = self.driven.load(Ordering::Acquire);
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             if self.commands.is_empty() && !self.stop.load(Ordering::Acquire) {
                 self.block(HELPER_SLEEP);

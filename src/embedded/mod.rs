@@ -397,6 +397,8 @@ impl<P: PacketIo> Control for Embedded<P> {
         self.forget_blocked(lane.qpn);
         self.by_qp[(lane.qpn.get() & 0xfff) as usize] = None;
         if let Some(path) = lane.path {
+            // Feedback that a full socket held up must not leave by the path's next owner.
+            self.blocked = self.blocked.take().filter(|b| b.path != path);
             self.io.close_path(path);
         }
         self.device.destroy_qp(lane.qpn).map_err(|_| LaneError::NoLane)

@@ -154,11 +154,6 @@ impl Region {
         self.0.ptr.as_ptr()
     }
 
-    /// True if this is the only handle: nothing else can name these bytes any more.
-    pub fn is_unique(&mut self) -> bool {
-        Arc::get_mut(&mut self.0).is_some()
-    }
-
     /// Copies `src` to `offset`, ascending.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use planespray::embedded::PacketIo;
 use planespray::lanes::{PortId, charge};
+use planespray::mem::PageBuf;
 use planespray::roce::RxMeta;
 use planespray::seq::{Psn, Qpn};
 use planespray::soft::{Udp, UdpConfig};
@@ -171,7 +172,7 @@ fn udp_rate(ip: &str, payload: usize, packets: usize) -> f64 {
         ready.wait();
         pin(0);
         let source = vec![0x5au8; MESSAGE];
-        let mut staging = vec![0; 65_536];
+        let mut staging = PageBuf::zeroed(65_536, 2048);
         let (mut sent, mut acknowledged, mut psn) = (0u64, 0u64, 0u32);
         let start = Instant::now();
         let mut heard = start;

@@ -16,7 +16,7 @@ use crate::lanes::{
     Caps, Completed, Completion, Control, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes,
     Local, MAX_PORTS, Marks, MrId, Op, PortInfo, Receive, Status, Window, WindowAccess, WorkRequest,
 };
-use crate::mem::{Access, Key, Pd, Region};
+use crate::mem::{Access, Key, PageBuf, Pd, Region};
 use crate::roce::{
     self, Cqe, CqeKind, Device, DeviceConfig, PathId, QpConfig, QpKind, ReceiveWr, SendOp, SendWr, Sge, Transition,
 };
@@ -72,7 +72,7 @@ pub struct Embedded<P> {
     /// Lane of each queue pair slot (the low 12 bits of its number).
     by_qp: Vec<Option<LaneId>>,
     mrs: Vec<Option<Mr>>,
-    staging: Box<[u8]>,
+    staging: PageBuf,
     blocked: Option<roce::Transmit>,
     events: VecDeque<LaneEvent>,
     cqes: Vec<Cqe>,
@@ -117,7 +117,7 @@ impl<P: PacketIo> Embedded<P> {
             lanes: Vec::new(),
             by_qp: vec![None; 4096],
             mrs: Vec::new(),
-            staging: vec![0; STAGING].into_boxed_slice(),
+            staging: PageBuf::zeroed(STAGING, 2048),
             blocked: None,
             events: VecDeque::with_capacity(256),
             cqes: vec![EMPTY_CQE; CQ_BATCH],

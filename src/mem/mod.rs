@@ -4,8 +4,10 @@
 //! `&mut [u8]`: bytes go in and out by copies. [`Registry`] holds the keys.
 
 mod copy;
+mod page;
 mod region;
 mod registry;
 
+pub use page::PageBuf;
 pub use region::{MemError, Region};
 pub use registry::{Access, AccessError, Key, Pd, Registry, Slice};

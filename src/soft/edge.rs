@@ -15,6 +15,7 @@ use super::tap::Tap;
 use super::udp::{Arrival, MAX_BURST, MAX_SEGMENTS, PollSet, RECEIVE_LEN};
 use crate::embedded::PacketIo;
 use crate::lanes::{LaneError, MAX_PORTS, PortId, PortInfo};
+use crate::mem::PageBuf;
 use crate::roce::{PathId, RxMeta};
 use crate::time::Time;
 use crate::wire::{Flow, Packet};
@@ -42,7 +43,7 @@ pub struct Udp {
     paths: Paths,
     poll: PollSet,
     /// What one receive call of the kernel fills.
-    buffer: Box<[u8]>,
+    buffer: PageBuf,
     /// The port that is asked first next time.
     first: usize,
     /// Receive calls of ours in a row that found packets.
@@ -107,7 +108,7 @@ impl Udp {
             infos,
             states: (0..count).map(|_| state()).collect(),
             paths: Paths::new(count, cfg.source_ports),
-            buffer: vec![0; RECEIVE_LEN].into_boxed_slice(),
+            buffer: PageBuf::zeroed(RECEIVE_LEN, 0),
             first: 0,
             streak: 0,
             counters: Counters::default(),

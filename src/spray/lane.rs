@@ -4,10 +4,13 @@ use std::collections::VecDeque;
 
 use super::config::{LaneKind, LaneRole, SessionConfig};
 use super::credit::Credits;
+use super::health::Health;
+use super::replay::Replay;
 use super::select::LaneSet;
 use super::session::{Pending, WORKING};
 use super::slab::{Key, List};
 use super::stats::LaneStats;
+use super::watch::Watch;
 use crate::class::Class;
 use crate::congestion::Window;
 use crate::lanes::{Completion, LaneId, Status};
@@ -16,6 +19,19 @@ use crate::time::Time;
 
 /// A lane of unknown rate is taken to need this many 1/65,536 ns for a byte: 100 Gb/s.
 const DEFAULT_NS_PER_BYTE: u32 = 5243;
+
+/// How far a lane's queue pair is from its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Connected.
+    Up,
+    /// Given up: it goes to ERR, and not everything that was posted has come back.
+    Flushing,
+    /// All of it has come back; the driver is to destroy it.
+    Flushed,
+    /// There is none: nothing can arrive any more.
+    Gone,
+}
 
 /// One lane.
 #[derive(Debug)]
@@ -38,7 +54,21 @@ pub(super) struct Lane {
     /// Its place among the class's lanes of its kind.
     pub(super) place: u16,
     mtu_shift: u8,
+    /// Why it was given up; `None` while it is in use.
     pub(super) dead: Option<Status>,
+    pub(super) stage: Stage,
+    /// The peer said that its queue pair of this generation is gone.
+    pub(super) peer_gone: bool,
+    /// Chunks posted on it of which nobody knows yet whether they arrived.
+    pub(super) limbo: u32,
+    /// The fate of every chunk in limbo was asked for or is known.
+    pub(super) settled: bool,
+    /// Every life up to this one is gone here.
+    pub(super) fenced: Option<u16>,
+    /// The peer is about to be told so.
+    pub(super) saying: bool,
+    pub(super) watch: Watch,
+    pub(super) health: Health,
     /// The backend's queue was full; nothing more until something completes or time passes.
     pub(super) full: bool,
     /// It waits in the session's list of lanes that miss receives.
@@ -74,6 +104,14 @@ impl Lane {
             place,
             mtu_shift: role.mtu.trailing_zeros() as u8,
             dead: None,
+            stage: Stage::Up,
+            peer_gone: false,
+            limbo: 0,
+            settled: false,
+            fenced: None,
+            saying: false,
+            watch: Watch::default(),
+            health: Health::Healthy,
             full: false,
             in_repost: false,
             in_report: false,
@@ -180,6 +218,11 @@ impl Lane {
         }
     }
 
+    /// Work requests that the peer's end has acknowledged.
+    pub(super) fn delivered(&self) -> u64 {
+        self.chunks
+    }
+
     pub(super) fn stats(&self) -> LaneStats {
         let window = match self.role.kind {
             LaneKind::Data => u64::from(self.window.size()),
@@ -245,6 +288,8 @@ pub(super) struct ClassState {
     pub(super) waiting: List,
     /// Sends and one-sided operations with bytes to post.
     pub(super) active: List,
+    /// Chunks to post again.
+    pub(super) replay: VecDeque<Replay>,
     /// Bytes that the active ones have yet to post.
     pub(super) queued: u64,
     /// Bytes that the first of them got in its turn.
@@ -278,6 +323,7 @@ impl ClassState {
             eager: List::default(),
             waiting: List::default(),
             active: List::default(),
+            replay: VecDeque::new(),
             queued: 0,
             served: 0,
             push: false,

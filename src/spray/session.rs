@@ -8,18 +8,20 @@ use super::chunk::ChunkTable;
 use super::config::{LaneKind, LaneRole, SessionConfig};
 use super::eager::EagerPool;
 use super::failure::Failure;
+use super::fence::LaneCommand;
+use super::health::Health;
 use super::grant::{Grant, SLOTS, Slots};
 use super::incoming::Incoming;
-use super::intake::{CHUNK, CONTROL};
 use super::lane::{ClassState, Lane};
 use super::message::{Done, Event, Refused};
 use super::outgoing::Outgoing;
+use super::records::{Answer, LaneLife};
 use super::select::{Budgets, MAX_CLASS_LANES};
 use super::slab::{Key, Slab};
 use super::slots::SendSlots;
 use super::stats::{MessageStats, SessionStats};
 use crate::class::Class;
-use crate::lanes::{Completed, Completion, LaneId, MAX_PORTS, MrId, Status};
+use crate::lanes::{LaneId, MAX_PORTS, MrId};
 use crate::mem::Region;
 use crate::time::{Span, Time};
 
@@ -44,6 +46,10 @@ pub(super) enum Pending {
     Failed { channel: u32, number: u32, reason: u8 },
     Budget { port: u8, number: u16, bytes: Option<u64> },
     Bye,
+    Fence(LaneLife),
+    Fenced(u16),
+    Ask(LaneLife, u64),
+    Answer(Answer),
 }
 
 /// How far our goodbye is.
@@ -71,7 +77,7 @@ pub struct Session {
     pub(super) local_ports: usize,
     pub(super) lanes: Vec<Lane>,
     /// Lanes by [`LaneId::index`], and by peer index.
-    by_id: Vec<u16>,
+    pub(super) by_id: Vec<u16>,
     pub(super) by_peer: Vec<u16>,
     blocks: u64,
     free_blocks: Vec<u64>,
@@ -121,6 +127,28 @@ pub struct Session {
     pub(super) peer_closed: bool,
     pub(super) over: Option<Failure>,
     pub(super) counts: MessageStats,
+
+    /// What the driver is to do with lanes.
+    pub(super) commands: VecDeque<LaneCommand>,
+    /// When the oldest lane went whose chunks are not all settled.
+    pub(super) fences_since: Option<Time>,
+    /// Answers that wait to be written.
+    pub(super) answers: u32,
+    /// What was posted last was a replay.
+    pub(super) replayed_last: bool,
+    /// When the watchdog looks next; `None` while nothing is under way.
+    pub(super) watch_at: Option<Time>,
+    /// Work requests acknowledged, by class.
+    pub(super) delivered: [u64; 3],
+    /// Their sum at the watchdog's last look, and since when it has not grown.
+    pub(super) last_total: u64,
+    pub(super) silent_since: Time,
+    pub(super) peer_suspect: bool,
+    /// Lanes to probe.
+    pub(super) probes: VecDeque<u16>,
+    pub(super) lost: Vec<u16>,
+    /// How each pair of ports is doing.
+    pub(super) ways: [[Health; MAX_PORTS]; MAX_PORTS],
 }
 
 impl Session {
@@ -178,6 +206,18 @@ impl Session {
             peer_closed: false,
             over: None,
             counts: MessageStats::default(),
+            commands: VecDeque::with_capacity(16),
+            fences_since: None,
+            answers: 0,
+            replayed_last: false,
+            watch_at: None,
+            delivered: [0; 3],
+            last_total: 0,
+            silent_since: Time::ZERO,
+            peer_suspect: false,
+            probes: VecDeque::new(),
+            lost: Vec::new(),
+            ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
         }
     }
 
@@ -248,6 +288,8 @@ impl Session {
         // Any of them may be in these lists, once.
         let lanes = self.lanes.len();
         self.repost.reserve(lanes.saturating_sub(self.repost.len()));
+        self.lost.reserve(lanes);
+        self.probes.reserve(4 * lanes);
         for class in &mut self.classes {
             class.reports.reserve(lanes.saturating_sub(class.reports.len()));
             class.resend.reserve(usize::from(self.config.control_slots));
@@ -256,24 +298,6 @@ impl Session {
             self.want_repost(index);
         }
         Ok(())
-    }
-
-    /// Forgets a lane whose queue pair was destroyed: what was outstanding on it counts as flushed.
-    pub fn remove_lane(&mut self, now: Time, lane: LaneId) {
-        self.now = now;
-        let Some(index) = self.lane_of(lane) else { return };
-        let ids = self.chunks.on_lane(index).into_iter().map(|id| CHUNK | id);
-        let slots = self.send_slots.on_lane(index).into_iter().map(|slot| CONTROL | u64::from(slot));
-        for id in ids.chain(slots).collect::<Vec<_>>() {
-            let (what, status) = (Completed::Request, Status::Flushed);
-            self.handle(now, &Completion { lane, id, what, status, rtt: None, marks: None, retransmits: 0 });
-        }
-        self.lane_down(index, Status::Flushed);
-        self.by_id[lane.index()] = NO_LANE;
-        let lane = &mut self.lanes[index as usize];
-        if lane.role.kind == LaneKind::Control {
-            self.free_blocks.push(lane.block);
-        }
     }
 
     /// Bounds the bytes in flight towards one of the peer's ports, charged as [`charge`](crate::lanes::charge) does.
@@ -352,11 +376,16 @@ impl Session {
                 self.fail_send(index, why);
             }
         }
+        // Nobody will say what became of these.
+        for id in self.chunks.lost() {
+            self.chunk_settled(id, true);
+        }
         for class in &mut self.classes {
             class.records.clear();
             class.held.clear();
             class.reports.clear();
             class.resend.clear();
+            class.replay.clear();
             class.push = false;
         }
         self.repost.clear();
@@ -375,7 +404,10 @@ impl Session {
 
     /// When [`Session::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.retry_at
+        match (self.retry_at, self.watch_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
     /// Runs the timers that are due.
@@ -387,6 +419,9 @@ impl Session {
                 self.lanes[index as usize].full = false;
                 self.lane_changed(index);
             }
+        }
+        if self.over.is_none() {
+            self.watch();
         }
     }
 
@@ -436,12 +471,10 @@ impl Session {
         Some(class.index()).filter(live).or_else(|| (0..3).find(live))
     }
 
-    /// Queues a record on the control lanes of `class`, or of another one if it has none left.
+    /// Queues a record for the control lanes of `class`, or of another one if it has none left.
     pub(super) fn queue_record(&mut self, class: Class, record: Pending) {
-        if self.over.is_none()
-            && let Some(c) = self.control_class(class)
-        {
-            self.classes[c].records.push_back(record);
+        if self.over.is_none() {
+            self.classes[class.index()].records.push_back(record);
         }
     }
 
@@ -450,7 +483,7 @@ impl Session {
         if self.over.is_some() {
             return;
         }
-        let Some(c) = self.control_class(class) else { return };
+        let c = class.index();
         if last {
             self.classes[c].held_until = self.now;
         } else if self.classes[c].held.is_empty() {

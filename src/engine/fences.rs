@@ -31,7 +31,6 @@ impl<L: Lanes> Core<L> {
                     entry.session.lane_destroyed(now, lane);
                     self.disown(lane);
                 }
-                _ => {}
             }
         }
     }

@@ -5,4 +5,4 @@
 
 mod net;
 
-pub use net::{Faults, Net, NetStats, SimIo, SimPort};
+pub use net::{Cut, Faults, Net, NetStats, SimIo, SimPort};

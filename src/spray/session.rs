@@ -365,6 +365,8 @@ impl Session {
             return;
         }
         self.over = Some(why);
+        self.watch_at = None;
+        self.retry_at = None;
         self.events.push_back(Event::Failed(why));
         for index in 0..self.incoming.bound() {
             if self.incoming.at(index).is_some() {

@@ -186,7 +186,7 @@ impl Session {
             eager_limit: u32::from(config.eager_buffers),
             eager_used: 0,
             incoming: Slab::new(config.max_receives),
-            slots: Slots::new(),
+            slots: Slots::new(config.slots),
             bits: BitPool::default(),
             slotless: VecDeque::with_capacity(WORKING),
             rx_ahead: 0,

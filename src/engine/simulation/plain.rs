@@ -1,4 +1,5 @@
-//! A backend whose windows stay open: what verbs' plain memory regions are. A late packet then changes memory, and is seen.
+//! A backend as NICs are: windows may stay open, as verbs' plain memory regions do, so that a late packet changes memory and
+//! is seen; and a queue pair takes its time to reach ERR.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,12 +8,25 @@ use crate::lanes::{
     Receive, Window, WindowAccess, WorkRequest,
 };
 use crate::mem::Region;
-use crate::time::Time;
+use crate::time::{Span, Time};
 
 /// `L`, which closes no window if `open`.
 pub(super) struct Plain<L> {
     pub(super) lanes: L,
-    pub(super) open: bool,
+    open: bool,
+    /// Longest time to ERR.
+    slow: Span,
+    rng: fastrand::Rng,
+    now: Time,
+    /// Queue pairs on their way there.
+    fencing: Vec<(Time, LaneId)>,
+}
+
+impl<L> Plain<L> {
+    pub(super) fn new(lanes: L, open: bool, seed: u64, slow: Span) -> Plain<L> {
+        let rng = fastrand::Rng::with_seed(seed);
+        Plain { lanes, open, slow, rng, now: Time::ZERO, fencing: Vec::new() }
+    }
 }
 
 impl<L: Control> Control for Plain<L> {
@@ -54,9 +68,12 @@ impl<L: Control> Control for Plain<L> {
         self.lanes.lane_mtu(lane)
     }
     fn fence(&mut self, lane: LaneId) -> Result<(), LaneError> {
-        self.lanes.fence(lane)
+        let after = Span::from_nanos(self.rng.u64(..=self.slow.as_nanos()));
+        self.fencing.push((self.now + after, lane));
+        Ok(())
     }
     fn destroy(&mut self, lane: LaneId) -> Result<(), LaneError> {
+        self.fencing.retain(|f| f.1 != lane);
         self.lanes.destroy(lane)
     }
     fn poll_event(&mut self) -> Option<LaneEvent> {
@@ -75,10 +92,17 @@ impl<L: Lanes> Lanes for Plain<L> {
         self.lanes.doorbell(now);
     }
     fn poll(&mut self, now: Time, out: &mut [Completion]) -> usize {
+        self.now = now;
+        let due: Vec<LaneId> = self.fencing.iter().filter(|f| f.0 <= now).map(|f| f.1).collect();
+        self.fencing.retain(|f| f.0 > now);
+        for lane in due {
+            let _ = self.lanes.fence(lane);
+        }
         self.lanes.poll(now, out)
     }
     fn next_timeout(&self) -> Option<Time> {
-        self.lanes.next_timeout()
+        let fence = self.fencing.iter().map(|f| f.0).min();
+        [self.lanes.next_timeout(), fence].into_iter().flatten().min()
     }
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
         self.lanes.wait_fds()

@@ -79,6 +79,7 @@ pub(super) fn config(seed: u64) -> SessionConfig {
         immediates: 32,
         send_depth: 32,
         channels: 4,
+        slots: 4 << (seed % 4),
         max_sends: 1024,
         max_receives: 1024,
         ..SessionConfig::default()
@@ -107,6 +108,7 @@ pub(super) fn run(seed: u64, kind: Kind) -> Result<Outcome, String> {
         data: rng.u16(1..=2),
         plain: rng.bool(),
         sloth: Span::from_nanos(rng.u64(..30_000)),
+        slow_fence: Span::from_nanos(rng.u64(..4_000_000)),
         faults,
     };
     let world = World::new(shape, config(seed));
@@ -294,7 +296,7 @@ impl Run {
             Act::Down(side, plane) => self.world.event(side, &LaneEvent::PortDown(PortId(plane))),
             Act::Error(side, lane) => {
                 let id = self.world.ends[side].lanes[lane];
-                let _ = self.world.ends[side].core.lanes_mut().fence(id);
+                let _ = self.world.ends[side].core.lanes_mut().lanes.fence(id);
             }
             Act::Stop(side, span) => {
                 let until = self.world.now + span;

@@ -30,6 +30,8 @@ pub(super) struct Shape {
     pub(super) plain: bool,
     /// An engine is driven at most this much later than it should be.
     pub(super) sloth: Span,
+    /// A queue pair takes up to this long to reach ERR.
+    pub(super) slow_fence: Span,
     pub(super) faults: Faults,
 }
 
@@ -77,7 +79,7 @@ impl World {
                 patience: Span::from_secs(100),
             };
             let ops = Arc::new(Ops::new(1024));
-            let lanes = Plain { lanes: Embedded::new(embedded, net.host(&ports)), open: shape.plain };
+            let lanes = Plain::new(Embedded::new(embedded, net.host(&ports)), shape.plain, embedded.seed, shape.slow_fence);
             (Core::new(lanes, ops.clone()), ops)
         });
         let domains = [cores[0].0.new_domain(), cores[1].0.new_domain()];

@@ -9,7 +9,7 @@ use super::command::{Command, SessionId};
 use super::log::EventLog;
 use super::ops::{Ended, OpId, Ops};
 use crate::lanes::{
-    Completed, Completion, Domain, LaneError, LaneId, Lanes, MrId, Status, Window, WindowAccess,
+    Completed, Completion, Domain, LaneAddress, LaneError, LaneId, LaneSpec, Lanes, MrId, Status, Window, WindowAccess,
 };
 use crate::mem::Region;
 use crate::spray::{DoneKind, Failure, LaneRole, Post, Recv, Refused, Session, SessionConfig};
@@ -53,6 +53,8 @@ pub struct NewSession {
     pub domain: Domain,
     /// Its lanes.
     pub lanes: Vec<(LaneId, LaneRole)>,
+    /// How each of the lanes was made, and where the peer's is; without these they are not made anew.
+    pub remake: Vec<(LaneSpec, LaneAddress)>,
     /// Bytes that each of the peer's ports takes.
     pub budgets: Vec<(u8, Option<u64>)>,
 }
@@ -90,6 +92,8 @@ pub(super) struct Entry {
     pub(super) session: Session,
     domain: Domain,
     pub(super) lanes: Vec<LaneId>,
+    /// By the lane's number: how it is made, and where the peer's is.
+    pub(super) remake: Vec<Option<(LaneSpec, LaneAddress)>>,
     control: MrId,
     pub(super) state: SessionState,
     pub(super) due: Option<Time>,
@@ -193,12 +197,17 @@ impl<L: Lanes> Core<L> {
             session.set_peer_budget(port, bytes);
         }
         session.start(now);
+        let mut remake = Vec::new();
+        for ((_, role), &how) in new.lanes.iter().zip(&new.remake) {
+            let number = usize::from(role.peer_index);
+            if remake.len() <= number {
+                remake.resize(number + 1, None);
+            }
+            remake[number] = Some(how);
+        }
         let lanes: Vec<LaneId> = new.lanes.iter().map(|l| l.0).collect();
         for lane in &lanes {
-            if self.owner.len() <= lane.index() {
-                self.owner.resize(lane.index() + 1, NOBODY);
-            }
-            self.owner[lane.index()] = index as u16;
+            self.own(*lane, index);
         }
         let slot = &mut self.slots[index];
         slot.generation = slot.generation.wrapping_add(1);
@@ -207,6 +216,7 @@ impl<L: Lanes> Core<L> {
             session,
             domain: new.domain,
             lanes,
+            remake,
             control,
             state: SessionState::Open,
             due: None,

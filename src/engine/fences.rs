@@ -4,7 +4,7 @@
 use super::core::{Core, NOBODY, Seen, SessionState};
 use super::log::Entry as Logged;
 use super::ops::Ended;
-use crate::lanes::{LaneEvent, LaneId, Lanes};
+use crate::lanes::{LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes};
 use crate::spray::{Event, Failure, LaneCommand};
 use crate::time::{Span, Time};
 
@@ -12,6 +12,8 @@ use crate::time::{Span, Time};
 const WATCH_EVERY: Span = Span::from_millis(2);
 /// How long operations may go on towards a peer that said goodbye and left.
 const PARTING: Span = Span::from_millis(500);
+/// What one change of a lane's entropy adds to it; odd, so that it visits every source port.
+const ROLL: u16 = 29;
 /// How late timers may be because completions keep coming.
 const BEHIND: Span = Span::from_millis(1);
 
@@ -31,8 +33,59 @@ impl<L: Lanes> Core<L> {
                     entry.session.lane_destroyed(now, lane);
                     self.disown(lane);
                 }
+                LaneCommand::Make { lane, rolls } => self.make(now, index, lane, rolls),
+                LaneCommand::Connect { lane, number, address } => self.connect(now, index, lane, number, &address),
             }
         }
+    }
+
+    /// Makes a lane anew.
+    #[cold]
+    fn make(&mut self, now: Time, index: usize, number: u16, rolls: u16) {
+        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
+        let how = entry.remake.get(usize::from(number)).copied().flatten();
+        let made = how.and_then(|(spec, _)| {
+            let entropy = spec.entropy.wrapping_add(rolls.wrapping_mul(ROLL));
+            let lane = self.lanes.create(&LaneSpec { entropy, ..spec }).ok()?;
+            match self.lanes.address(lane) {
+                Ok(address) => Some((lane, address)),
+                Err(_) => {
+                    let _ = self.lanes.destroy(lane);
+                    None
+                }
+            }
+        });
+        match made {
+            Some((lane, address)) => {
+                entry.lanes.push(lane);
+                entry.session.lane_made(now, number, lane, address);
+                self.own(lane, index);
+            }
+            None => entry.session.lane_not_made(now, number),
+        }
+    }
+
+    /// Connects a lane that was made anew. A peer's address does not change: it could be anybody's.
+    #[cold]
+    fn connect(&mut self, now: Time, index: usize, lane: LaneId, number: u16, address: &LaneAddress) {
+        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
+        let known = entry.remake.get(usize::from(number)).copied().flatten();
+        let same = known.is_some_and(|(_, was)| (was.addr, was.udp_port) == (address.addr, address.udp_port));
+        if same && self.lanes.connect(lane, address).is_ok()
+            && let Some(mtu) = self.lanes.lane_mtu(lane)
+        {
+            entry.session.lane_connected(now, lane, mtu);
+        } else {
+            entry.session.lane_not_connected(now, lane);
+        }
+    }
+
+    /// Notes whose lane it is.
+    pub(super) fn own(&mut self, lane: LaneId, index: usize) {
+        if self.owner.len() <= lane.index() {
+            self.owner.resize(lane.index() + 1, NOBODY);
+        }
+        self.owner[lane.index()] = index as u16;
     }
 
     fn disown(&mut self, lane: LaneId) {

@@ -41,6 +41,8 @@ pub struct SessionConfig {
     pub deliveries: u32,
     /// How long a session lives without a word from the peer.
     pub session_timeout: Span,
+    /// Lanes that were given up are made anew: the driver must carry out [`LaneCommand::Make`](super::LaneCommand::Make).
+    pub rebuild: bool,
     /// Grant every receive when it is posted, also one that an eager message could fill.
     pub grant_always: bool,
 }
@@ -65,6 +67,7 @@ impl Default for SessionConfig {
             silence: Span::from_millis(25),
             deliveries: 16,
             session_timeout: Span::from_secs(30),
+            rebuild: false,
             grant_always: false,
         }
     }

@@ -5,14 +5,14 @@ use super::channel::RxEntry;
 use super::config::LaneKind;
 use super::failure::{Failure, Violation};
 use super::health::{Cause, Health};
-use super::lane::Stage;
+use super::lane::{Lane, Stage};
 use super::message::Event;
 use super::mutation::{Mutation, broken};
 use super::outgoing::Stage as Sending;
 use super::records::{Answer, Ask, LaneLife};
 use super::session::{NO_LANE, Pending, Session};
 use crate::class::Class;
-use crate::lanes::{LaneId, Status};
+use crate::lanes::{LaneAddress, LaneId, Status};
 use crate::time::Time;
 
 /// Answers that may wait to be written; a correct peer asks about what its lanes carried, which is less.
@@ -26,6 +26,24 @@ pub enum LaneCommand {
     Fence(LaneId),
     /// Everything of it has come back: destroy its queue pair, then call [`Session::lane_destroyed`].
     Destroy(LaneId),
+    /// Make a queue pair as that of lane `lane` was, its entropy changed `rolls` times, and call [`Session::lane_made`] or
+    /// [`Session::lane_not_made`].
+    Make {
+        /// The lane's number in the session.
+        lane: u16,
+        /// Changes of its entropy since the session's start.
+        rolls: u16,
+    },
+    /// Connect it to the peer's, if that is where the peer's of this number always was, and call
+    /// [`Session::lane_connected`] or [`Session::lane_not_connected`].
+    Connect {
+        /// Ours.
+        lane: LaneId,
+        /// Its number in the session.
+        number: u16,
+        /// The peer's.
+        address: LaneAddress,
+    },
 }
 
 impl Session {
@@ -60,16 +78,17 @@ impl Session {
         }
         lane.dead = Some(status);
         lane.stage = Stage::Flushing;
-        let (id, role) = (lane.id, lane.role);
+        let (id, role, open) = (lane.id, lane.role, lane.open);
+        lane.open = false;
         self.set_health(index, Health::Dead, cause);
         self.events.push_back(Event::LaneDown { lane: id, status });
         let class = &mut self.classes[role.class.index()];
         match role.kind {
             LaneKind::Data => {
                 class.close(&self.lanes[index as usize]);
-                class.data_live = class.data_live.saturating_sub(1);
+                class.data_live = class.data_live.saturating_sub(u32::from(open));
             }
-            LaneKind::Control => class.control_live = class.control_live.saturating_sub(1),
+            LaneKind::Control => class.control_live = class.control_live.saturating_sub(u32::from(open)),
         }
         if self.over.is_some() {
             return;
@@ -86,7 +105,7 @@ impl Session {
             self.end(Failure::Lane { lane: id, status });
             return;
         }
-        if role.kind == LaneKind::Data && self.data_class(role.class.index()).is_none() {
+        if role.kind == LaneKind::Data && !self.config.rebuild && self.data_class(role.class.index()).is_none() {
             self.no_data_lanes(Failure::Lane { lane: id, status });
         }
         self.check_flushed(index);
@@ -123,7 +142,7 @@ impl Session {
     }
 
     /// Tells the peer up to which life our queue pairs of a lane are gone.
-    fn say_fenced(&mut self, index: u16) {
+    pub(super) fn say_fenced(&mut self, index: u16) {
         let lane = &mut self.lanes[index as usize];
         if lane.stage == Stage::Gone || broken(Mutation::FlushWait) {
             lane.fenced = Some(lane.role.generation);
@@ -140,20 +159,28 @@ impl Session {
     }
 
     /// The lane with this number, and how far `life` is ahead of it.
-    fn lane_with(&self, life: LaneLife) -> Option<(u16, i16)> {
+    pub(super) fn lane_with(&self, life: LaneLife) -> Option<(u16, i16)> {
         let index = *self.by_peer.get(usize::from(life.lane))?;
         let lane = self.lanes.get(index as usize)?;
-        if broken(Mutation::Generation) {
-            return Some((index, 0));
-        }
         Some((index, life.generation.wrapping_sub(lane.role.generation) as i16))
+    }
+
+    /// The same for what fences say: what is older means nothing any more.
+    fn lane_said(&self, life: LaneLife) -> Option<(u16, i16)> {
+        let (index, ahead) = self.lane_with(life)?;
+        Some((index, if broken(Mutation::Generation) { 0 } else { ahead }))
     }
 
     /// The peer has given a lane up.
     pub(super) fn on_fence(&mut self, life: LaneLife) {
-        let Some((index, ahead)) = self.lane_with(life) else { return };
-        if ahead == 0 && self.lanes[index as usize].stage == Stage::Up {
+        let Some((index, ahead)) = self.lane_said(life) else { return };
+        let stage = self.lanes[index as usize].stage;
+        if ahead == 0 && stage == Stage::Up {
             self.give_up(index, Status::Flushed, Cause::Peer);
+        } else if ahead == 0 && stage == Stage::Made {
+            self.abandon(index);
+        } else if ahead == 1 {
+            self.ahead(index, false);
         } else if ahead <= 0 {
             // Said before, perhaps; once more does no harm.
             self.say_fenced(index);
@@ -162,18 +189,23 @@ impl Session {
 
     /// The peer's queue pair of a lane is gone.
     pub(super) fn on_fenced(&mut self, life: LaneLife) {
-        let Some((index, ahead)) = self.lane_with(life) else { return };
+        let Some((index, ahead)) = self.lane_said(life) else { return };
+        if ahead == 1 {
+            self.ahead(index, true);
+            return;
+        }
         if ahead != 0 {
             self.counts.duplicate_records += 1;
             return;
         }
         self.give_up(index, Status::Flushed, Cause::Peer);
+        self.abandon(index);
         self.lanes[index as usize].peer_gone = true;
         self.settle(index);
     }
 
     /// Finds out about the chunks of a lane that is gone at both ends.
-    fn settle(&mut self, index: u16) {
+    pub(super) fn settle(&mut self, index: u16) {
         let lane = &mut self.lanes[index as usize];
         let gone = lane.peer_gone || broken(Mutation::SingleCarrier);
         if lane.stage != Stage::Gone || !gone || std::mem::replace(&mut lane.settled, true) {
@@ -197,11 +229,11 @@ impl Session {
     /// Everything about a lane that is gone is known.
     pub(super) fn check_settled(&mut self, index: u16) {
         let lane = &self.lanes[index as usize];
-        if lane.stage == Stage::Gone && lane.settled && lane.limbo == 0 {
-            let open = |l: &super::lane::Lane| l.dead.is_some() && !(l.settled && l.limbo == 0);
-            if !self.lanes.iter().any(open) {
+        if lane.stage == Stage::Gone && !lane.is_fencing() {
+            if !self.is_fencing() {
                 self.fences_since = None;
             }
+            self.lane_settled(index);
         }
     }
 
@@ -260,7 +292,7 @@ impl Session {
 
     /// The peer says what arrived of a chunk that a lost lane carried.
     pub(super) fn on_answer(&mut self, answer: Answer) {
-        let found = self.lane_with(answer.life).filter(|&(index, ahead)| {
+        let found = self.lane_said(answer.life).filter(|&(index, ahead)| {
             let chunk = self.chunks.get(answer.cookie);
             let lane = &self.lanes[index as usize];
             ahead == 0 && lane.stage == Stage::Gone && lane.settled && chunk.is_some_and(|c| c.lane == index)
@@ -285,7 +317,15 @@ impl Session {
 
     /// True while a lane's chunks wait for the peer's word, or the peer for ours.
     pub(super) fn is_fencing(&self) -> bool {
-        self.lanes.iter().any(|l| l.dead.is_some() && !(l.stage == Stage::Gone && l.settled && l.limbo == 0))
+        self.lanes.iter().any(Lane::is_fencing)
+    }
+
+    /// A backend's lane means this one.
+    pub(super) fn name(&mut self, lane: LaneId, index: u16) {
+        if self.by_id.len() <= lane.index() {
+            self.by_id.resize(lane.index() + 1, NO_LANE);
+        }
+        self.by_id[lane.index()] = index;
     }
 
     fn forget_id(&mut self, lane: LaneId) {

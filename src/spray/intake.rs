@@ -4,6 +4,7 @@ use super::config::LaneKind;
 use super::control::{Header, Record};
 use super::failure::{Failure, Violation};
 use super::health::Cause;
+use super::mutation::{Mutation, broken};
 use super::outgoing::Stage;
 use super::session::{Goodbye, NO_LANE, Session};
 use crate::lanes::{Completed, Completion, LaneEvent, Status};
@@ -177,6 +178,7 @@ impl Session {
         if c.status == Status::Success {
             self.delivered[lane.role.class.index()] += 1;
             self.lane_changed(index);
+            self.probe_came(index);
         }
     }
 
@@ -244,7 +246,8 @@ impl Session {
                 Record::Fenced(life) => self.on_fenced(life),
                 Record::Ask(ask) => self.on_ask(ask)?,
                 Record::Answer(answer) => self.on_answer(answer),
-                Record::Offer(_) | Record::Ready(_) => {}
+                Record::Offer(offer) => self.on_offer(offer),
+                Record::Ready(life) => self.on_ready(life),
                 Record::Optional(_) => {}
             }
         }
@@ -254,7 +257,7 @@ impl Session {
     fn on_credit(&mut self, peer_index: u16, generation: u16, posted: u32) -> Result<(), Violation> {
         let index = self.by_peer.get(usize::from(peer_index)).copied().unwrap_or(NO_LANE);
         match self.lanes.get_mut(index as usize) {
-            Some(lane) if lane.role.generation == generation => {
+            Some(lane) if lane.role.generation == generation || broken(Mutation::Generation) => {
                 if lane.credits.grant(posted) {
                     Ok(())
                 } else {

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::config::{LaneKind, LaneRole, SessionConfig};
 use super::credit::Credits;
 use super::health::Health;
+use super::rebuild::Return;
 use super::replay::Replay;
 use super::select::LaneSet;
 use super::session::{Pending, WORKING};
@@ -31,6 +32,10 @@ pub(super) enum Stage {
     Flushed,
     /// There is none: nothing can arrive any more.
     Gone,
+    /// The driver is to make a new one.
+    Making,
+    /// A new one, which is not connected.
+    Made,
 }
 
 /// One lane.
@@ -54,8 +59,10 @@ pub(super) struct Lane {
     /// Its place among the class's lanes of its kind.
     pub(super) place: u16,
     mtu_shift: u8,
-    /// Why it was given up; `None` while it is in use.
+    /// Why it was given up; `None` while it is connected.
     pub(super) dead: Option<Status>,
+    /// It may carry messages.
+    pub(super) open: bool,
     pub(super) stage: Stage,
     /// The peer said that its queue pair of this generation is gone.
     pub(super) peer_gone: bool,
@@ -67,6 +74,7 @@ pub(super) struct Lane {
     pub(super) fenced: Option<u16>,
     /// The peer is about to be told so.
     pub(super) saying: bool,
+    pub(super) back: Return,
     pub(super) watch: Watch,
     pub(super) health: Health,
     /// The backend's queue was full; nothing more until something completes or time passes.
@@ -104,6 +112,8 @@ impl Lane {
             place,
             mtu_shift: role.mtu.trailing_zeros() as u8,
             dead: None,
+            open: true,
+            back: Return::begun(),
             stage: Stage::Up,
             peer_gone: false,
             limbo: 0,
@@ -123,8 +133,42 @@ impl Lane {
         }
     }
 
+    /// True if the backend takes what is posted.
     pub(super) fn is_usable(&self) -> bool {
         self.dead.is_none() && !self.full
+    }
+
+    /// True if messages may go by it.
+    #[inline]
+    pub(super) fn may_carry(&self) -> bool {
+        self.is_usable() && self.open
+    }
+
+    /// True while it has a queue pair that is connected.
+    pub(super) fn is_up(&self) -> bool {
+        self.stage == Stage::Up
+    }
+
+    /// True while something about its last life is not settled.
+    pub(super) fn is_fencing(&self) -> bool {
+        match self.stage {
+            Stage::Flushing | Stage::Flushed => true,
+            Stage::Gone => !self.settled || self.limbo > 0,
+            Stage::Up | Stage::Making | Stage::Made => false,
+        }
+    }
+
+    /// Another path may behave otherwise.
+    pub(super) fn forget_path(&mut self) {
+        self.base = 0;
+        self.ns_per_byte = DEFAULT_NS_PER_BYTE;
+        self.penalty = 256;
+        self.path = Path::default();
+    }
+
+    pub(super) fn set_mtu(&mut self, mtu: u32) {
+        self.role.mtu = mtu;
+        self.mtu_shift = mtu.trailing_zeros() as u8;
     }
 
     /// When `bytes` more would have arrived, in nanoseconds from now, weighted by the lane's marks.
@@ -235,7 +279,7 @@ impl Lane {
             peer_port: self.role.peer_port,
             class: self.role.class,
             kind: self.role.kind,
-            alive: self.dead.is_none(),
+            alive: self.open,
             bytes: self.bytes,
             chunks: self.chunks,
             retransmits: self.retransmits,
@@ -345,7 +389,7 @@ impl ClassState {
             return;
         }
         let place = lane.place as usize;
-        let open = lane.is_usable() && lane.in_flight < lane.window.size() && lane.outstanding < u32::from(send_depth);
+        let open = lane.may_carry() && lane.in_flight < lane.window.size() && lane.outstanding < u32::from(send_depth);
         self.open.put(place, open);
         self.idle.put(place, open && lane.outstanding == 0);
     }

@@ -23,6 +23,7 @@ pub(crate) mod mutation;
 mod outgoing;
 mod post;
 mod receive;
+mod rebuild;
 mod records;
 mod replay;
 mod select;

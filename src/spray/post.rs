@@ -73,6 +73,7 @@ impl Session {
             if !lane.is_usable() || lane.credits.missing == 0 {
                 lane.in_repost = false;
                 self.repost.pop_front();
+                self.check_ready(index);
                 self.check_report(index);
                 continue;
             }
@@ -251,6 +252,8 @@ impl Session {
             Pending::Fenced(index) => return self.fenced_record(index).map(Record::Fenced),
             Pending::Ask(life, id) => return self.ask_record(life, id).map(Record::Ask),
             Pending::Answer(answer) => return Some(Record::Answer(answer)),
+            Pending::Offer(offer) => return Some(Record::Offer(offer)),
+            Pending::Ready(life) => return Some(Record::Ready(life)),
             _ => {}
         }
         let sources = Sources {
@@ -388,7 +391,12 @@ impl Sources<'_> {
             Pending::Budget { port, number, bytes } => Some(Record::Budget { port, number, bytes }),
             Pending::Bye => Some(Record::Bye { messages: self.accepted }),
             // Not here: these are about lanes.
-            Pending::Fence(_) | Pending::Fenced(_) | Pending::Ask(..) | Pending::Answer(_) => None,
+            Pending::Fence(_)
+            | Pending::Fenced(_)
+            | Pending::Ask(..)
+            | Pending::Answer(_)
+            | Pending::Offer(_)
+            | Pending::Ready(_) => None,
         }
     }
 }

@@ -15,7 +15,8 @@ use super::incoming::Incoming;
 use super::lane::{ClassState, Lane};
 use super::message::{Done, Event, Refused};
 use super::outgoing::Outgoing;
-use super::records::{Answer, LaneLife};
+use super::rebuild::{Flaps, PerWay};
+use super::records::{Answer, LaneLife, Offer};
 use super::select::{Budgets, MAX_CLASS_LANES};
 use super::slab::{Key, Slab};
 use super::slots::SendSlots;
@@ -50,6 +51,8 @@ pub(super) enum Pending {
     Fenced(u16),
     Ask(LaneLife, u64),
     Answer(Answer),
+    Offer(Offer),
+    Ready(LaneLife),
 }
 
 /// How far our goodbye is.
@@ -80,7 +83,6 @@ pub struct Session {
     pub(super) by_id: Vec<u16>,
     pub(super) by_peer: Vec<u16>,
     blocks: u64,
-    free_blocks: Vec<u64>,
     pub(super) classes: [ClassState; 3],
     pub(super) channels: Channels,
 
@@ -148,7 +150,12 @@ pub struct Session {
     pub(super) probes: VecDeque<u16>,
     pub(super) lost: Vec<u16>,
     /// How each pair of ports is doing.
-    pub(super) ways: [[Health; MAX_PORTS]; MAX_PORTS],
+    pub(super) ways: PerWay<Health>,
+    pub(super) flaps: PerWay<Flaps>,
+    /// When lanes are to be made or looked at.
+    pub(super) rebuild_at: Option<Time>,
+    /// Spreads what many sessions do at the same moment.
+    pub(super) rng: fastrand::Rng,
 }
 
 impl Session {
@@ -173,7 +180,6 @@ impl Session {
             by_id: Vec::new(),
             by_peer: vec![NO_LANE; MAX_LANES],
             blocks: 0,
-            free_blocks: Vec::new(),
             classes: Class::ALL.map(ClassState::new),
             channels: Channels::new(config.channels, config.max_channels),
             outgoing: Slab::new(config.max_sends),
@@ -218,6 +224,9 @@ impl Session {
             probes: VecDeque::new(),
             lost: Vec::new(),
             ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
+            flaps: PerWay::default(),
+            rebuild_at: None,
+            rng: fastrand::Rng::with_seed(config.nonce),
         }
     }
 
@@ -226,7 +235,7 @@ impl Session {
     /// # Errors
     /// [`Refused::Role`] if the role is out of range, its number is taken, or the control memory is used up.
     pub fn add_lane(&mut self, lane: LaneId, role: LaneRole) -> Result<(), Refused> {
-        let taken = |index: u16| self.lanes.get(index as usize).is_some_and(|l| l.dead.is_none());
+        let taken = |index: u16| self.lanes.get(index as usize).is_some();
         if usize::from(role.peer_index) >= MAX_LANES
             || usize::from(role.peer_port) >= MAX_PORTS
             || usize::from(role.port.0) >= MAX_PORTS
@@ -243,47 +252,34 @@ impl Session {
             LaneKind::Control => &mut class.control,
             LaneKind::Data => &mut class.data,
         };
-        // A dead lane's place goes to its successor.
-        let place = list.iter().position(|&l| self.lanes[l as usize].dead.is_some()).unwrap_or(list.len());
+        let place = list.len();
         if place >= MAX_CLASS_LANES {
             return Err(Refused::Role);
         }
         let mut block = 0;
         if role.kind == LaneKind::Control {
             let half = u64::from(self.config.control_slots) * u64::from(self.slot_bytes);
-            block = match self.free_blocks.pop() {
-                Some(block) => block,
-                None => {
-                    let block = self.blocks * 2 * half;
-                    if block + 2 * half > self.control.len() as u64 {
-                        return Err(Refused::Role);
-                    }
-                    self.blocks += 1;
-                    for i in 0..u64::from(self.config.control_slots) {
-                        self.send_slots.add(block + half + i * u64::from(self.slot_bytes));
-                    }
-                    block
-                }
-            };
+            block = self.blocks * 2 * half;
+            if block + 2 * half > self.control.len() as u64 {
+                return Err(Refused::Role);
+            }
+            self.blocks += 1;
+            for i in 0..u64::from(self.config.control_slots) {
+                self.send_slots.add(block + half + i * u64::from(self.slot_bytes));
+            }
             class.control_live += 1;
         } else {
             class.data_live += 1;
         }
         let index = self.lanes.len() as u16;
-        match list.get_mut(place) {
-            Some(old) => *old = index,
-            None => list.push(index),
-        }
+        list.push(index);
         class.down = class.control_live == 0 || (class.data_live == 0 && !class.data.is_empty());
         let made = Lane::new(lane, role, place as u16, block, &self.config);
         if role.kind == LaneKind::Data {
             class.refresh(&made, self.config.send_depth);
         }
         self.lanes.push(made);
-        if self.by_id.len() <= lane.index() {
-            self.by_id.resize(lane.index() + 1, NO_LANE);
-        }
-        self.by_id[lane.index()] = index;
+        self.name(lane, index);
         self.by_peer[usize::from(role.peer_index)] = index;
         // Any of them may be in these lists, once.
         let lanes = self.lanes.len();
@@ -367,6 +363,7 @@ impl Session {
         self.over = Some(why);
         self.watch_at = None;
         self.retry_at = None;
+        self.rebuild_at = None;
         self.events.push_back(Event::Failed(why));
         for index in 0..self.incoming.bound() {
             if self.incoming.at(index).is_some() {
@@ -406,10 +403,7 @@ impl Session {
 
     /// When [`Session::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Time> {
-        match (self.retry_at, self.watch_at) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        [self.retry_at, self.watch_at, self.rebuild_at].into_iter().flatten().min()
     }
 
     /// Runs the timers that are due.
@@ -424,6 +418,7 @@ impl Session {
         }
         if self.over.is_none() {
             self.watch();
+            self.rebuild();
         }
     }
 

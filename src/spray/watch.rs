@@ -70,7 +70,7 @@ impl Session {
         for index in 0..self.lanes.len() as u16 {
             let others = self.others(index);
             let lane = &mut self.lanes[index as usize];
-            if lane.dead.is_some() {
+            if !lane.open {
                 continue;
             }
             busy |= lane.outstanding > 0;
@@ -85,6 +85,7 @@ impl Session {
                 {
                     self.set_health(index, Health::Healthy, Cause::Acknowledged { after });
                 }
+                self.check_ramp(index);
             } else if self.is_lost(index, others) {
                 lost.push(index);
             }
@@ -163,7 +164,7 @@ impl Session {
             return;
         }
         let class = self.lanes[index as usize].role.class;
-        let idle = |l: &Lane| l.is_usable() && l.outstanding == 0 && l.role.class.index() >= class.index();
+        let idle = |l: &Lane| l.may_carry() && l.outstanding == 0 && l.role.class.index() >= class.index();
         let candidates = self.lanes.iter().filter(|l| idle(l)).count() as u32;
         if candidates == 0 {
             return;
@@ -213,26 +214,31 @@ impl Session {
             return;
         }
         self.give_up(index, Status::RetryExceeded, Cause::Silence { age, threshold, deliveries });
+        let mut plane = false;
         for other in 0..self.lanes.len() as u16 {
             let lane = &self.lanes[other as usize];
-            let same = lane.dead.is_none() && (lane.role.port, lane.role.peer_port) == way;
+            let same = lane.open && (lane.role.port, lane.role.peer_port) == way;
             let age = lane.path.age(now);
             if same && lane.outstanding > 0 && age > now.since(s.since) && self.may_lose(other) {
                 self.give_up(other, Status::RetryExceeded, Cause::PlaneSilence { age });
+                plane = true;
             }
+        }
+        if !plane {
+            self.other_path(index);
         }
     }
 
     /// The last lane that can say anything to the peer is not given up by guesswork.
     fn may_lose(&self, index: u16) -> bool {
         let lane = &self.lanes[index as usize];
-        let control = |l: &&Lane| l.dead.is_none() && l.role.kind == LaneKind::Control;
+        let control = |l: &&Lane| l.open && l.role.kind == LaneKind::Control;
         lane.role.kind == LaneKind::Data || self.lanes.iter().filter(control).count() > 1
     }
 
     /// A port lost its carrier: its lanes are given up, unless no others could speak for them.
     pub(super) fn port_down(&mut self, port: PortId) {
-        let elsewhere = |l: &Lane| l.dead.is_none() && l.role.kind == LaneKind::Control && l.role.port != port;
+        let elsewhere = |l: &Lane| l.open && l.role.kind == LaneKind::Control && l.role.port != port;
         if !self.lanes.iter().any(elsewhere) {
             return;
         }
@@ -261,7 +267,7 @@ impl Session {
         self.events.push_back(Event::Health(Transition { at, subject, port, peer_port, from, to, cause }));
         let same = |l: &&Lane| (l.role.port, l.role.peer_port) == (port, peer_port);
         let mut lanes = self.lanes.iter().filter(same);
-        let dead = lanes.clone().all(|l| l.health == Health::Dead);
+        let dead = lanes.clone().all(|l| matches!(l.health, Health::Dead | Health::Probing));
         let serving = lanes.any(|l| matches!(l.health, Health::Healthy | Health::Ramping));
         let way = &mut self.ways[usize::from(port.0) & 7][usize::from(peer_port) & 7];
         let (from, to, cause) = match (*way, dead, serving) {
@@ -270,6 +276,9 @@ impl Session {
             _ => return,
         };
         *way = to;
+        if to == Health::Dead {
+            self.way_failed(port, peer_port);
+        }
         self.events.push_back(Event::Health(Transition { at, subject: Subject::Way, port, peer_port, from, to, cause }));
     }
 

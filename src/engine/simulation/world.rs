@@ -84,6 +84,7 @@ impl World {
         });
         let domains = [cores[0].0.new_domain(), cores[1].0.new_domain()];
         let mut lanes = [Vec::new(), Vec::new()];
+        let mut remakes = [Vec::new(), Vec::new()];
         for plane in 0..shape.planes {
             let mut entropy = 0;
             for class in CLASSES {
@@ -121,6 +122,7 @@ impl World {
                             generation: 0,
                         };
                         lanes[side].push((lane, role));
+                        remakes[side].push((made[side].1, made[1 - side].2));
                     }
                     entropy += 1;
                 }
@@ -128,10 +130,12 @@ impl World {
         }
         let mut lanes = lanes.into_iter();
         let mut domains = domains.into_iter();
+        let mut remakes = remakes.into_iter();
         let ends = cores.map(|(mut core, ops)| {
             let (lanes, domain) = (lanes.next().expect("two"), domains.next().expect("two"));
+            let remake = remakes.next().expect("two");
             let ids = lanes.iter().map(|l| l.0).collect();
-            let new = NewSession { config, domain, lanes, budgets: Vec::new() };
+            let new = NewSession { config, domain, lanes, remake, budgets: Vec::new() };
             let session = core.add_session(Time::ZERO, new).expect("a session");
             End {
                 core,

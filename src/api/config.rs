@@ -35,8 +35,10 @@ pub struct FabricConfig {
     pub wait: Wait,
     /// Receives of any size are granted at once, so that small messages can go by RDMA WRITE without asking.
     pub grant_always: bool,
-    /// How long a lane may go without an acknowledgement before its messages fail; a peer that stands still for less
-    /// loses nothing. A peer whose process ends is noticed at once.
+    /// A lane that is silent for this long while others deliver is given up, and what it carried goes by others.
+    pub silence: Duration,
+    /// How long a connection lives without a word from its peer; a peer that stands still for less loses nothing. A peer
+    /// whose process ends is noticed at once.
     pub peer_timeout: Duration,
 }
 
@@ -65,7 +67,8 @@ impl Default for FabricConfig {
             fault: None,
             wait: Wait::default(),
             grant_always: false,
-            peer_timeout: Duration::from_secs(10),
+            silence: Duration::from_millis(25),
+            peer_timeout: Duration::from_secs(30),
         }
     }
 }

@@ -114,12 +114,14 @@ struct Rising {
     domain: Domain,
     config: SessionConfig,
     lanes: Vec<LaneId>,
+    specs: Vec<LaneSpec>,
     session: Option<SessionId>,
 }
 
 impl Rising {
     fn new(peering: Peering) -> Rising {
-        Rising { peering, domain: Domain(0), config: SessionConfig::default(), lanes: Vec::new(), session: None }
+        let (lanes, specs) = Default::default();
+        Rising { peering, domain: Domain(0), config: SessionConfig::default(), lanes, specs, session: None }
     }
 
     /// Goes on as far as it can; true once both ends are ready. After an error nothing of it is left.
@@ -183,7 +185,7 @@ impl Rising {
                 true => (self.config.control_slots, self.config.control_slots),
                 false => (self.config.send_depth, self.config.immediates),
             };
-            let lane = core.lanes_mut().create(&LaneSpec {
+            let spec = LaneSpec {
                 port: crate::lanes::PortId(planned.ports(role).0),
                 domain: self.domain,
                 class: planned.class,
@@ -191,7 +193,9 @@ impl Rising {
                 send_depth,
                 receive_depth,
                 entropy: planned.entropy,
-            })?;
+            };
+            let lane = core.lanes_mut().create(&spec)?;
+            self.specs.push(spec);
             self.lanes.push(lane);
             addresses.push(core.lanes().address(lane)?);
         }
@@ -225,7 +229,8 @@ impl Rising {
                 },
             ));
         }
-        let new = NewSession { config: self.config, domain: self.domain, lanes, budgets };
+        let remake = self.specs.iter().copied().zip(peers.iter().copied()).collect();
+        let new = NewSession { config: self.config, domain: self.domain, lanes, remake, budgets };
         self.session = Some(core.add_session(now, new)?);
         Ok(())
     }

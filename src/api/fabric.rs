@@ -18,6 +18,7 @@ use crate::lanes::{Control, PortInfo};
 use crate::mem::Region;
 use crate::soft::{Udp, UdpConfig};
 use crate::spray::SessionConfig;
+use crate::time::Span;
 
 /// Packets of one burst: 15 of the MTU and the one with the immediate fit one `sendmsg`.
 const BURST_PACKETS: u32 = 15;
@@ -51,7 +52,14 @@ impl Inner {
 
     /// What a session of ours is made with, before the peer's word.
     pub(super) fn session_config(&self) -> SessionConfig {
-        SessionConfig { eager_max: EAGER_MAX, grant_always: self.config.grant_always, ..SessionConfig::default() }
+        SessionConfig {
+            eager_max: EAGER_MAX,
+            grant_always: self.config.grant_always,
+            rebuild: true,
+            silence: self.config.silence.into(),
+            session_timeout: self.config.peer_timeout.into(),
+            ..SessionConfig::default()
+        }
     }
 }
 
@@ -103,7 +111,8 @@ impl Fabric {
                 max_keys: 1 << 16,
                 name: "embedded",
                 burst: BURST_PACKETS * mtu,
-                patience: config.peer_timeout.into(),
+                // The watchdog decides sooner.
+                patience: Span::from(config.peer_timeout).saturating_mul(2),
             },
             io,
         );

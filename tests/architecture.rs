@@ -28,6 +28,7 @@ const ROOMS: &[Room] = &[
     room("mem", &[], &["src/mem/copy.rs", "src/mem/region.rs"]),
     room("wire", &["class", "seq", "time"], &[]),
     room("lanes", &["class", "mem", "seq", "time"], &[]),
+    room("topology", &["lanes"], &[]),
     room("roce", &["class", "hist", "mem", "seq", "time", "wire"], &[]),
     room("path", &["class", "hist", "lanes", "seq", "time"], &[]),
     room("congestion", &["class", "hist", "lanes", "path", "seq", "time"], &[]),

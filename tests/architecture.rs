@@ -46,7 +46,7 @@ const ROOMS: &[Room] = &[
 ];
 
 /// What the command may name of the library besides re-exports of its root.
-const COMMAND_MAY: &[&str] = &["class", "time"];
+const COMMAND_MAY: &[&str] = &["class", "time", "topology"];
 
 /// Rust source with comments, strings and character literals blanked out; lines stay where they are.
 fn code_only(source: &str) -> String {

@@ -14,6 +14,7 @@ mod host;
 mod link;
 mod qualify;
 mod reason;
+mod survey;
 mod sysfs;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ pub use host::{Host, Library, Memlock};
 pub use link::{MTUS, lane_mtu, roce_mtu, share, weights};
 pub use qualify::{Qualification, is_qualified};
 pub use reason::{NotTaken, Reason};
+pub use survey::{Question, Survey, SurveyError, survey};
 pub use sysfs::{
     Device, Gid, GidNetdev, GidType, LinkLayer, Netdev, Node, PciAddress, Port, PortState, ScanError, scan,
 };

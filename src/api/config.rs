@@ -38,6 +38,10 @@ pub struct FabricConfig {
     /// How long a lane may go without an acknowledgement before its messages fail; a peer that stands still for less
     /// loses nothing. A peer whose process ends is noticed at once.
     pub peer_timeout: Duration,
+    /// Find out by probes which planes reach the peer, before lanes are made: planes that do not are left out. Probes go to
+    /// UDP ports that the system chooses; turn this off where a firewall lets only RoCEv2's port through. It is off if either
+    /// end turns it off.
+    pub probe: bool,
 }
 
 /// How to wait for something.
@@ -66,6 +70,7 @@ impl Default for FabricConfig {
             wait: Wait::default(),
             grant_always: false,
             peer_timeout: Duration::from_secs(10),
+            probe: true,
         }
     }
 }

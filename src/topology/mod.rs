@@ -33,7 +33,8 @@ pub use qualify::{Qualification, is_qualified};
 pub use reason::{NotTaken, Reason};
 pub use survey::{Question, Survey, SurveyError, survey};
 pub use sysfs::{
-    Device, Gid, GidNetdev, GidType, LinkLayer, Netdev, Node, PciAddress, Port, PortState, ScanError, scan,
+    Device, Gid, GidNetdev, GidType, LinkLayer, Netdev, Node, PciAddress, Port, PortState, ScanError, interface_speed,
+    scan,
 };
 
 /// How a variable is looked up: `std::env::var` at the edge, a table in tests.

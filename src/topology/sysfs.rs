@@ -290,6 +290,11 @@ fn netdev(root: &Path, name: String) -> Netdev {
     }
 }
 
+/// Speed in Mb/s of an interface of this network namespace, if it says one.
+pub fn interface_speed(root: &Path, name: &str) -> Option<u32> {
+    if is_file_name(name) { netdev(root, name.into()).speed } else { None }
+}
+
 fn gids(root: &Path, port: &Path) -> Vec<Gid> {
     let mut indices: Vec<u16> =
         list(&port.join("gids")).unwrap_or_default().iter().filter_map(|n| n.parse().ok()).collect();

@@ -40,6 +40,10 @@ pub struct FabricConfig {
     /// How long a connection lives without a word from its peer; a peer that stands still for less loses nothing. A peer
     /// whose process ends is noticed at once.
     pub peer_timeout: Duration,
+    /// Find out by probes which planes reach the peer, before lanes are made: planes that do not are left out. Probes go to
+    /// UDP ports that the system chooses; turn this off where a firewall lets only RoCEv2's port through. It is off if either
+    /// end turns it off.
+    pub probe: bool,
 }
 
 /// How to wait for something.
@@ -69,6 +73,7 @@ impl Default for FabricConfig {
             grant_always: false,
             silence: Duration::from_millis(25),
             peer_timeout: Duration::from_secs(30),
+            probe: true,
         }
     }
 }

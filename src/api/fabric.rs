@@ -38,6 +38,8 @@ pub(super) struct Inner {
     pub(super) config: FabricConfig,
     pub(super) auth: Auth,
     pub(super) ports: Vec<PortInfo>,
+    /// Line rate of each port in Mb/s, where its interface says one.
+    pub(super) speeds: Vec<Option<u32>>,
     pub(super) nonce: u64,
 }
 
@@ -128,7 +130,10 @@ impl Fabric {
         let shared = Shared::new(lanes).map_err(system("epoll_create"))?;
         let helper = shared.helper().map_err(system("clone"))?;
         let nonce = random()?;
-        Ok(Fabric { inner: Arc::new(Inner { _helper: helper, shared, config: config.clone(), auth, ports, nonce }) })
+        let root = std::path::Path::new("/");
+        let speeds = ports.iter().map(|p| crate::topology::interface_speed(root, &p.name)).collect();
+        let inner = Inner { _helper: helper, shared, config: config.clone(), auth, ports, speeds, nonce };
+        Ok(Fabric { inner: Arc::new(inner) })
     }
 
     /// The ports, in plane order.

@@ -58,6 +58,8 @@ pub mod sim;
 pub mod soft;
 pub mod spray;
 pub mod time;
+#[cfg(target_os = "linux")]
+pub mod verbs;
 pub mod wire;
 
 pub use api::{

@@ -12,12 +12,13 @@ use planespray::wire::pcap::Reader;
 use planespray::wire::{Bth, Flow, Header, Opcode, Packet, Reth};
 
 use crate::end::Options;
-use crate::rig::{Family, Pair, counter, pattern, run, within};
+use crate::rig::{Family, Pair, bursts_travel_whole, counter, pattern, within};
 use crate::rxe::Ask;
 
 /// WRITEs in bursts: rdma_rxe must count every packet that we sent (it counts those whose ICRC is right), and miss none.
-fn bursts(family: Family) {
+fn bursts(family: Family, whole: bool) {
     let mut pair = Pair::with(family, &Options { mtu: 4096, ..Options::default() }, |_| ());
+    bursts_travel_whole(whole);
     let bytes = pattern(1 << 20, 9);
     pair.end.write(0, &bytes);
     let (received, missed) = (counter("rcvd_pkts"), counter("out_of_seq_request"));
@@ -35,17 +36,15 @@ fn bursts(family: Family) {
 /// Bursts travel whole through veth and the switch, and are cut at rdma_rxe's socket.
 #[test]
 fn bursts_cut_at_the_receiver() {
-    bursts(Family::V4);
-    bursts(Family::V6);
+    bursts(Family::V4, true);
+    bursts(Family::V6, true);
 }
 
 /// The sender's interface takes single packets only, as most do: bursts are cut before the wire.
 #[test]
 fn bursts_cut_before_the_wire() {
-    run("ip -n emb link set dev emb0 gso_max_segs 1");
-    bursts(Family::V4);
-    bursts(Family::V6);
-    run("ip -n emb link set dev emb0 gso_max_segs 65535");
+    bursts(Family::V4, false);
+    bursts(Family::V6, false);
 }
 
 /// The edge without bursts.

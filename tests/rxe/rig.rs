@@ -63,6 +63,11 @@ pub(crate) fn run(words: &str) {
     assert!(status.success(), "{words}: {status}");
 }
 
+/// Whether our bursts travel whole and are cut at rdma_rxe's socket; else our interface cuts them, as most do.
+pub(crate) fn bursts_travel_whole(whole: bool) {
+    run(&format!("ip -n emb link set dev emb0 gso_max_segs {}", if whole { 65_535 } else { 1 }));
+}
+
 /// One of rdma_rxe's counters.
 pub(crate) fn counter(name: &str) -> u64 {
     // The kernel answers from memory for 10 ms after a reading.
@@ -83,8 +88,9 @@ impl Pair {
     }
 
     pub(crate) fn with(family: Family, options: &Options, sockets: impl FnOnce(&mut UdpConfig)) -> Pair {
-        // Faults of a case that failed.
+        // What a case that failed left behind.
         run("plane clear 0");
+        bursts_travel_whole(true);
         let mut end = within("emb", || End::open(family.ours(), sockets));
         let mut rxe = Rxe::open(DEVICE, family.theirs(), MEMORY);
         assert_eq!(end.at().port(), ROCE, "rdma_rxe sends to this port");

@@ -59,6 +59,8 @@ pub mod soft;
 pub mod spray;
 pub mod time;
 pub mod topology;
+#[cfg(target_os = "linux")]
+pub mod verbs;
 pub mod wire;
 
 pub use api::{

@@ -271,6 +271,7 @@ fn hello(fabric: &Inner) -> Hello {
         lanes_per_plane: fabric.config.lanes_per_plane,
         limits: Limits {
             eager_max: config.eager_max,
+            eager_buffers: config.eager_buffers,
             control_slots: config.control_slots,
             immediates: config.immediates,
             ..Limits::default()
@@ -283,6 +284,7 @@ fn agree(fabric: &Inner, peer: &Limits) -> SessionConfig {
     let ours = fabric.session_config();
     SessionConfig {
         eager_max: ours.eager_max.min(peer.eager_max),
+        eager_buffers: ours.eager_buffers.min(peer.eager_buffers),
         control_slots: ours.control_slots.min(peer.control_slots),
         immediates: ours.immediates.min(peer.immediates),
         ..ours

@@ -463,7 +463,7 @@ fn a_name_of_16_kib_is_refused() {
 #[test]
 fn wrong_hellos_are_refused() {
     type Change = fn(&mut Hello);
-    let changes: [Change; 12] = [
+    let changes: [Change; 14] = [
         |h| h.host = "line\nbreak".into(),
         |h| h.planes.clear(),
         |h| h.planes[0].addr = "0.0.0.0".parse().expect("an address"),
@@ -475,7 +475,9 @@ fn wrong_hellos_are_refused() {
         |h| h.classes = [false; 3],
         |h| h.lanes_per_plane = 0,
         |h| h.limits.max_lanes = 10,
-        |h| h.limits.immediates = 0,
+        |h| h.limits.immediates = 15,
+        |h| h.limits.control_slots = 15,
+        |h| h.limits.eager_buffers = 3,
     ];
     for change in changes {
         let mut bad = hello("left", &[(0, 0, "10.0.0.1")]);

@@ -69,4 +69,6 @@ pub use api::{
 };
 pub use bootstrap::JobKey;
 pub use class::{Class, Dscp};
+pub use engine::LogEntry;
 pub use lanes::WindowAccess;
+pub use spray::{Cause, Health, Subject, Transition};

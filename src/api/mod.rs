@@ -6,6 +6,7 @@ mod connection;
 mod error;
 mod establish;
 mod fabric;
+mod health;
 mod pending;
 mod probe;
 mod stats;

@@ -10,6 +10,7 @@ mod chunk;
 mod config;
 mod control;
 mod credit;
+mod drain;
 mod eager;
 mod failure;
 mod fence;

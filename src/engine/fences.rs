@@ -23,8 +23,11 @@ impl<L: Lanes> Core<L> {
         while let Some(entry) = self.slots[index].entry.as_deref_mut() {
             let Some(command) = entry.session.poll_command() else { return };
             match command {
-                // A lane that is gone already has nothing left that could come.
                 LaneCommand::Fence(lane) => {
+                    // What is due leaves first: the NAK that says why a request was refused, above all. Without it the
+                    // peer would try the request on every other lane.
+                    self.lanes.doorbell(now);
+                    // A lane that is gone already has nothing left that could come.
                     let _ = self.lanes.fence(lane);
                 }
                 LaneCommand::Destroy(lane) => {

@@ -64,8 +64,8 @@ pub mod verbs;
 pub mod wire;
 
 pub use api::{
-    Buffer, CloseReport, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats, Listener,
-    Outcome, Pending, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
+    Buffer, CloseReport, Connection, Engine, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats,
+    Listener, Outcome, Pending, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait, verbs_library,
 };
 pub use bootstrap::JobKey;
 pub use class::{Class, Dscp};

@@ -178,8 +178,10 @@ impl Rising {
                 Step::NeedIo => return Ok(false),
                 Step::Done => return Ok(true),
                 Step::OpenProbes => {
-                    let ports = self.prober.open(fabric.shared.lock().lanes().io())?;
-                    self.peering.provide_probes(ports)?;
+                    let core = fabric.shared.lock();
+                    // Only an engine with sockets offers to probe.
+                    let io = core.lanes().udp().ok_or(LaneError::Invalid { what: "probing without sockets" })?;
+                    self.peering.provide_probes(self.prober.open(io)?)?;
                 }
                 Step::PeerProbes(ports) => {
                     let ports = ports.to_vec();
@@ -187,7 +189,8 @@ impl Rising {
                     let Some(peer) = handshake.peer_hello() else { return Ok(false) };
                     let hellos = (handshake.hello(), peer);
                     let mut core = fabric.shared.lock();
-                    let io = core.lanes_mut().io_mut();
+                    let io =
+                        core.lanes_mut().udp_mut().ok_or(LaneError::Invalid { what: "probing without sockets" })?;
                     match self.prober.advance(now, handshake.role(), hellos, &ports, io) {
                         Some(report) => self.peering.report(report)?,
                         None => return Ok(false),
@@ -224,7 +227,9 @@ impl Rising {
         self.prober.close();
         let handshake = self.peering.handshake();
         if let (Some(report), Some(peer)) = (handshake.peer_report(), handshake.peer_hello()) {
-            probe::heed(fabric.shared.lock().lanes_mut().io_mut(), report);
+            if let Some(io) = fabric.shared.lock().lanes_mut().udp_mut() {
+                probe::heed(io, report);
+            }
             let hellos = (handshake.hello(), peer);
             probe::tell(handshake.role(), hellos, &handshake.unreached(), handshake.plan(), |l| handshake.mtu(l));
         }
@@ -318,10 +323,11 @@ fn hello(fabric: &Inner) -> Hello {
         let offer = PlaneOffer::of(p, speed);
         PlaneOffer { receive_budget: offer.receive_budget.map(|whole| whole / sharers), ..offer }
     };
+    let probes = fabric.config.probe && fabric.shared.lock().lanes().udp().is_some();
     let config = fabric.session_config();
     let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
     Hello {
-        features: if fabric.config.probe { FEATURE_PROBES } else { 0 },
+        features: if probes { FEATURE_PROBES } else { 0 },
         nonce: fabric.nonce,
         host: host.chars().filter(|c| !c.is_control()).take(crate::bootstrap::MAX_HOST / 4).collect(),
         planes: fabric.ports.iter().zip(&fabric.speeds).map(offer).collect(),

@@ -61,8 +61,8 @@ pub mod time;
 pub mod wire;
 
 pub use api::{
-    Buffer, CloseReport, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats, Listener,
-    Outcome, Pending, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
+    Buffer, CloseReport, Connecting, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats,
+    Listener, Memory, Outcome, Pending, PlaneStats, Posted, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
 };
 pub use bootstrap::JobKey;
 pub use class::{Class, Dscp};

@@ -40,7 +40,7 @@ const ROOMS: &[Room] = &[
     room(
         "api",
         &["bootstrap", "class", "embedded", "engine", "hist", "lanes", "mem", "root", "soft", "spray", "time"],
-        &["src/api/buffer.rs"],
+        &["src/api/buffer.rs", "src/api/memory.rs"],
     ),
 ];
 

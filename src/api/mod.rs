@@ -2,19 +2,23 @@
 
 mod buffer;
 mod config;
+mod connecting;
 mod connection;
 mod error;
 mod establish;
 mod fabric;
+mod memory;
 mod pending;
 mod stats;
 mod window;
 
 pub use buffer::Buffer;
 pub use config::{FabricConfig, Fault, UdpPort, Wait};
+pub use connecting::Connecting;
 pub use connection::{CloseReport, Connection, Refused, SendOptions};
 pub use error::Error;
 pub use fabric::{Fabric, Listener};
+pub use memory::{Memory, Posted};
 pub use pending::{Outcome, Pending};
 pub use stats::{Injected, LaneStats, PlaneStats, Stats};
 pub use window::{Exposed, RemoteWindow};

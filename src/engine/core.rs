@@ -62,9 +62,9 @@ pub struct NewSession {
 
 /// The engine's state over one backend.
 pub struct Core<L> {
-    lanes: L,
+    pub(super) lanes: L,
     ops: Arc<Ops>,
-    slots: Vec<Slot>,
+    pub(super) slots: Vec<Slot>,
     /// Session of each lane slot.
     owner: Vec<u16>,
     completions: Box<[Completion]>,
@@ -83,23 +83,23 @@ struct Uses {
     orphan: bool,
 }
 
-struct Slot {
+pub(super) struct Slot {
     generation: u16,
-    entry: Option<Box<Entry>>,
+    pub(super) entry: Option<Box<Entry>>,
 }
 
-struct Entry {
-    session: Session,
+pub(super) struct Entry {
+    pub(super) session: Session,
     domain: Domain,
     lanes: Vec<LaneId>,
     control: MrId,
     state: SessionState,
     due: Option<Time>,
-    dirty: bool,
+    pub(super) dirty: bool,
     under_way: usize,
     witness: Option<Witness>,
     /// Operations that the session had no room for.
-    backlog: Backlog,
+    pub(super) backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
     closing: bool,
     /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
@@ -365,7 +365,7 @@ impl<L: Lanes> Core<L> {
         if slot.generation == id.generation { slot.entry.as_deref() } else { None }
     }
 
-    fn entry_mut(&mut self, id: SessionId) -> Option<&mut Entry> {
+    pub(super) fn entry_mut(&mut self, id: SessionId) -> Option<&mut Entry> {
         let slot = self.slots.get_mut(usize::from(id.index))?;
         if slot.generation == id.generation { slot.entry.as_deref_mut() } else { None }
     }
@@ -447,7 +447,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Takes a command: from here on its operation is under way, whether its session has room for it or not.
-    fn accept(&mut self, now: Time, command: Command) {
+    pub(super) fn accept(&mut self, now: Time, command: Command) {
         let (id, op, mr) = command.parts();
         let Some(entry) = self.entry_mut(id) else {
             self.ops.finish(op, Err(Ended::Cancelled));
@@ -528,7 +528,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Ends an operation that was accepted. Returns true if somebody may be waiting for it.
-    fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
+    pub(super) fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
             entry.under_way -= usize::from(!receive).min(entry.under_way);
         }
@@ -574,7 +574,7 @@ impl<L: Lanes> Core<L> {
         }
     }
 
-    fn pump_all(&mut self, now: Time) -> bool {
+    pub(super) fn pump_all(&mut self, now: Time) -> bool {
         let mut finished = false;
         for index in 0..self.slots.len() {
             if self.slots[index].entry.as_ref().is_some_and(|e| e.dirty || !e.backlog.is_empty()) {

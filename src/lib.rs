@@ -64,6 +64,7 @@ pub use api::{
     Buffer, CloseReport, Connecting, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats,
     Listener, Memory, Outcome, Pending, PlaneStats, Posted, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
 };
-pub use bootstrap::JobKey;
+pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};
 pub use lanes::WindowAccess;
+pub use spray::{Failure, PeerReason};

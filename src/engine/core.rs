@@ -104,7 +104,7 @@ pub(super) struct Entry {
     pub(super) under_way: usize,
     pub(super) witness: Option<Witness>,
     /// Operations that the session had no room for.
-    backlog: Backlog,
+    pub(super) backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
     closing: bool,
     /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
@@ -410,7 +410,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Takes a command: from here on its operation is under way, whether its session has room for it or not.
-    fn accept(&mut self, now: Time, command: Command) {
+    pub(super) fn accept(&mut self, now: Time, command: Command) {
         let (id, op, mr) = command.parts();
         let Some(entry) = self.entry_mut(id) else {
             self.ops.finish(op, Err(Ended::Cancelled));
@@ -491,7 +491,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Ends an operation that was accepted. Returns true if somebody may be waiting for it.
-    fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
+    pub(super) fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
             entry.under_way -= usize::from(!receive).min(entry.under_way);
         }

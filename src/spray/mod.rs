@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod bitmap;
+mod cancel;
 mod channel;
 mod chunk;
 mod config;

@@ -62,7 +62,7 @@ pub mod wire;
 
 pub use api::{
     Buffer, CloseReport, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats, Listener,
-    Outcome, Pending, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
+    Outcome, Pending, PlaneFault, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
 };
 pub use bootstrap::JobKey;
 pub use class::{Class, Dscp};

@@ -16,6 +16,7 @@ pub use config::{FabricConfig, Fault, UdpPort, Wait};
 pub use connection::{CloseReport, Connection, Refused, SendOptions};
 pub use error::Error;
 pub use fabric::{Fabric, Listener};
+pub use health::PlaneFault;
 pub use pending::{Outcome, Pending};
 pub use stats::{Injected, LaneStats, PlaneStats, Stats};
 pub use window::{Exposed, RemoteWindow};

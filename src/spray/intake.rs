@@ -69,6 +69,7 @@ impl Session {
                 }
             }
             LaneEvent::PortDown(port) => self.port_down(port),
+            LaneEvent::PortUp(port) => self.port_up(port),
             _ => {}
         }
     }

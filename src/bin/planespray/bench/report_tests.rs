@@ -21,6 +21,7 @@ fn resolved(lat: bool) -> Resolved {
             receive_buffer: None,
             pcap: None,
             fault: None,
+            plane_rate: None,
             key_file: None,
             insecure: false,
             busy: true,
@@ -38,6 +39,7 @@ fn resolved(lat: bool) -> Resolved {
             compare_tcp: true,
             report_gbits: true,
             json: None,
+            acts: vec![],
         },
     }
 }
@@ -82,6 +84,7 @@ fn record(lat: bool) -> Record {
         faults: [1, 0, 0],
         retransmits: 7,
         injected: [3, 4, 5],
+        outages: Outages::default(),
         before: &stats([100, 100]),
         after: &stats([850, 350]),
     })
@@ -153,6 +156,7 @@ fn nothing_measured_is_null() {
         faults: [0; 3],
         retransmits: 0,
         injected: [0; 3],
+        outages: Outages::default(),
         before: &stats([0, 0]),
         after: &stats([0, 0]),
     });

@@ -22,6 +22,8 @@ pub struct Local<'a> {
 pub enum SendOp {
     /// SEND.
     Send,
+    /// SEND with immediate data.
+    SendImm(u32),
     /// RDMA WRITE.
     Write,
     /// RDMA WRITE with immediate data.
@@ -78,6 +80,7 @@ struct Functions {
     complete: unsafe extern "C" fn(*mut ibv_qp_ex) -> i32,
     abort: unsafe extern "C" fn(*mut ibv_qp_ex),
     send: unsafe extern "C" fn(*mut ibv_qp_ex),
+    send_imm: Option<unsafe extern "C" fn(*mut ibv_qp_ex, __be32)>,
     write: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64),
     write_imm: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, __be32),
     read: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64),
@@ -100,6 +103,7 @@ impl Functions {
             complete: q.wr_complete?,
             abort: q.wr_abort?,
             send: q.wr_send?,
+            send_imm: q.wr_send_imm,
             write: q.wr_rdma_write?,
             write_imm: q.wr_rdma_write_imm?,
             read: q.wr_rdma_read?,
@@ -155,7 +159,7 @@ impl Batch {
             inline = request.inline
                 && l.len <= self.inline
                 && l.len > 0
-                && matches!(request.op, SendOp::Send | SendOp::Write | SendOp::WriteImm(_))
+                && matches!(request.op, SendOp::Send | SendOp::SendImm(_) | SendOp::Write | SendOp::WriteImm(_))
                 && l.mr.region().is_some();
         }
         let (addr, rkey) = request.remote;
@@ -172,6 +176,10 @@ impl Batch {
                     (*qp).wr_flags = IBV_SEND_SIGNALED | if inline { IBV_SEND_INLINE } else { 0 };
                     match request.op {
                         SendOp::Send => (f.send)(qp),
+                        SendOp::SendImm(imm) => match f.send_imm {
+                            Some(op) => op(qp, imm.to_be()),
+                            None => return false,
+                        },
                         SendOp::Write => (f.write)(qp, rkey, addr),
                         SendOp::WriteImm(imm) => (f.write_imm)(qp, rkey, addr, imm.to_be()),
                         SendOp::Read => (f.read)(qp, rkey, addr),
@@ -220,6 +228,10 @@ impl Batch {
                 wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: addr, rkey };
                 wr.opcode = match request.op {
                     SendOp::Send => IBV_WR_SEND,
+                    SendOp::SendImm(imm) => {
+                        wr.__bindgen_anon_1.imm_data = imm.to_be();
+                        IBV_WR_SEND_WITH_IMM
+                    }
                     SendOp::Write => IBV_WR_RDMA_WRITE,
                     SendOp::WriteImm(imm) => {
                         wr.__bindgen_anon_1.imm_data = imm.to_be();

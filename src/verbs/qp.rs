@@ -443,6 +443,7 @@ unsafe fn create(
         (attr.cap, attr.qp_type, attr.sq_sig_all, attr.pd) = (cap, qp_type, 1, pd.as_ptr());
         attr.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         let mut ops = IBV_QP_EX_WITH_SEND
+            | IBV_QP_EX_WITH_SEND_WITH_IMM
             | IBV_QP_EX_WITH_RDMA_WRITE
             | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
             | IBV_QP_EX_WITH_RDMA_READ;

@@ -80,7 +80,7 @@ impl Default for FabricConfig {
             fault: None,
             wait: Wait::default(),
             grant_always: false,
-            silence: Duration::from_millis(25),
+            silence: Duration::from_millis(20),
             peer_timeout: Duration::from_secs(30),
             probe: true,
         }

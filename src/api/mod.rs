@@ -3,10 +3,13 @@
 mod backend;
 mod buffer;
 mod config;
+mod connecting;
 mod connection;
 mod error;
 mod establish;
 mod fabric;
+mod health;
+mod memory;
 mod pending;
 mod probe;
 mod select;
@@ -15,9 +18,11 @@ mod window;
 
 pub use buffer::Buffer;
 pub use config::{Engine, FabricConfig, Fault, UdpPort, Wait};
+pub use connecting::Connecting;
 pub use connection::{CloseReport, Connection, Refused, SendOptions};
 pub use error::Error;
 pub use fabric::{Fabric, Listener};
+pub use memory::{Memory, Posted};
 pub use pending::{Outcome, Pending};
 pub use select::verbs_library;
 pub use stats::{Injected, LaneStats, PlaneStats, Stats};

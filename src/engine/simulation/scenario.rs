@@ -119,11 +119,11 @@ pub(super) fn run(seed: u64, kind: Kind) -> Result<Outcome, String> {
         faults,
     };
     let world = World::new(shape, config(seed, rebuild));
-    let span = Span::from_millis(rng.u64(20..=80));
+    let span = Span::from_millis(if kind == Kind::Echoes { 100 } else { rng.u64(20..=80) });
     let at = |rng: &mut fastrand::Rng| Time::from_nanos(rng.u64(..span.as_nanos()));
     let acts = acts(&mut rng, kind, &world, span);
     let mut flights = Vec::new();
-    for i in 0..rng.usize(8..32) {
+    for i in 0..if kind == Kind::Echoes { 40 } else { rng.usize(8..32) } {
         let len = match rng.u8(..4) {
             0 => rng.usize(..1024),
             1 => rng.usize(1024..20_000),
@@ -198,7 +198,7 @@ fn acts(rng: &mut fastrand::Rng, kind: Kind, world: &World, span: Span) -> Vec<(
             // The answer about the first goes by the second, whose acknowledgements are lost.
             let (first, second) = (victims[0], victims[1]);
             let (first, second) = if rng.bool() { (first, second) } else { (second, first) };
-            let when = at(rng).as_nanos() + 5_000_000;
+            let when = 5_000_000 + rng.u64(..20_000_000);
             let held = rng.bool();
             let echo = cut(rng, second, false, held);
             acts.push((Time::from_nanos(when - rng.u64(..4_000_000)), Act::Cut(echo)));
@@ -207,12 +207,13 @@ fn acts(rng: &mut fastrand::Rng, kind: Kind, world: &World, span: Span) -> Vec<(
             if rng.bool() {
                 acts.push((Time::from_nanos(when), Act::Cut(cut(rng, first, true, true))));
             }
-            let mut later = when + 15_000_000;
-            for _ in 0..rng.usize(1..5) {
-                later += rng.u64(..30_000_000);
+            // Short hold-ups of the first, once it has returned.
+            let mut later = when + 10_000_000;
+            for _ in 0..20 {
+                later += rng.u64(..2_000_000);
                 let held = cut(rng, first, false, true);
                 acts.push((Time::from_nanos(later), Act::Cut(held)));
-                later += rng.u64(..40_000_000);
+                later += rng.u64(..4_000_000);
                 acts.push((Time::from_nanos(later), Act::Heal(first)));
             }
             acts.push((Time::from_nanos(when + rng.u64(..60_000_000)), Act::Heal(second)));

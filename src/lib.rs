@@ -58,6 +58,7 @@ pub mod sim;
 pub mod soft;
 pub mod spray;
 pub mod time;
+pub mod topology;
 #[cfg(target_os = "linux")]
 pub mod verbs;
 pub mod wire;

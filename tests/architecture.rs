@@ -31,6 +31,7 @@ const ROOMS: &[Room] = &[
     room("mem", &[], &["src/mem/copy.rs", "src/mem/region.rs"]),
     room("wire", &["class", "seq", "time"], &[]),
     room("lanes", &["class", "mem", "seq", "time"], &[]),
+    room("topology", &["lanes"], &[]),
     room("roce", &["class", "hist", "mem", "seq", "time", "wire"], &[]),
     room("path", &["class", "hist", "lanes", "seq", "time"], &[]),
     room("congestion", &["class", "hist", "lanes", "path", "seq", "time"], &[]),
@@ -56,17 +57,30 @@ const ROOMS: &[Room] = &[
             "src/verbs/events.rs",
         ],
     ),
-    room("bootstrap", &["class", "lanes", "seq", "time"], &[]),
+    room("bootstrap", &["class", "lanes", "seq", "time", "topology"], &[]),
     room("engine", &["bootstrap", "class", "embedded", "hist", "lanes", "mem", "sim", "soft", "spray", "time"], &[]),
     room(
         "api",
-        &["bootstrap", "class", "embedded", "engine", "hist", "lanes", "mem", "root", "soft", "spray", "time"],
+        &[
+            "bootstrap",
+            "class",
+            "embedded",
+            "engine",
+            "hist",
+            "lanes",
+            "mem",
+            "root",
+            "soft",
+            "spray",
+            "time",
+            "topology",
+        ],
         &["src/api/buffer.rs"],
     ),
 ];
 
 /// What the command may name of the library besides re-exports of its root.
-const COMMAND_MAY: &[&str] = &["class", "time"];
+const COMMAND_MAY: &[&str] = &["class", "time", "topology"];
 
 /// Rust source with comments, strings and character literals blanked out; lines stay where they are.
 fn code_only(source: &str) -> String {

@@ -35,9 +35,15 @@ pub struct FabricConfig {
     pub wait: Wait,
     /// Receives of any size are granted at once, so that small messages can go by RDMA WRITE without asking.
     pub grant_always: bool,
-    /// How long a lane may go without an acknowledgement before its messages fail; a peer that stands still for less
-    /// loses nothing. A peer whose process ends is noticed at once.
+    /// A lane that is silent for this long while others deliver is given up, and what it carried goes by others.
+    pub silence: Duration,
+    /// How long a connection lives without a word from its peer; a peer that stands still for less loses nothing. A peer
+    /// whose process ends is noticed at once.
     pub peer_timeout: Duration,
+    /// Find out by probes which planes reach the peer, before lanes are made: planes that do not are left out. Probes go to
+    /// UDP ports that the system chooses; turn this off where a firewall lets only RoCEv2's port through. It is off if either
+    /// end turns it off.
+    pub probe: bool,
 }
 
 /// How to wait for something.
@@ -65,7 +71,9 @@ impl Default for FabricConfig {
             fault: None,
             wait: Wait::default(),
             grant_always: false,
-            peer_timeout: Duration::from_secs(10),
+            silence: Duration::from_millis(25),
+            peer_timeout: Duration::from_secs(30),
+            probe: true,
         }
     }
 }

@@ -10,8 +10,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use super::connection::{Connection, Peer};
 use super::error::{Error, at_address};
 use super::fabric::{Fabric, Inner, Listener};
+use super::probe::{self, Prober};
 use crate::bootstrap::tcp::{self, Connector, Incoming, ListenerConfig, Peering, Sight};
-use crate::bootstrap::{Hello, LaneKind as PlannedKind, LanePlan, Limits, PlaneOffer, Refusal, Role, Step};
+use crate::bootstrap::{
+    FEATURE_PROBES, Hello, LaneKind as PlannedKind, LanePlan, Limits, PlaneOffer, Refusal, Role, Step,
+};
 use crate::engine::{NewSession, Seen, SessionId};
 use crate::lanes::{Control, Domain, LaneAddress, LaneError, LaneId, LaneSpec};
 use crate::spray::{LaneKind, LaneRole, SessionConfig};
@@ -50,7 +53,9 @@ pub(super) fn connect(fabric: &Fabric, addr: SocketAddr, timeout: Duration) -> R
         if up {
             return rising.finish(inner);
         }
-        sleep(&[rising.peering.as_fd()], rising.peering.wants_write(), SLEEP_MS);
+        let mut fds = Vec::new();
+        rising.fds(&mut fds);
+        sleep(&fds, rising.peering.wants_write(), rising.patience(inner.shared.now()));
     }
 }
 
@@ -101,7 +106,8 @@ impl Waiting {
             let left = deadline.since(now).as_nanos() / 1_000_000 + 1;
             let mut fds = Vec::new();
             self.listener.fds(&mut fds);
-            fds.extend(self.rising.iter().map(|r| r.peering.as_fd()));
+            self.rising.iter().for_each(|r| r.fds(&mut fds));
+            let left = self.rising.iter().map(|r| r.patience(now)).min().map_or(left, |p| left.min(u64::from(p)));
             let writing = self.rising.iter().any(|r| r.peering.wants_write());
             sleep(&fds, writing, left.min(u64::from(SLEEP_MS)) as u16);
         }
@@ -111,15 +117,37 @@ impl Waiting {
 /// A peer that has authenticated and is not connected yet.
 struct Rising {
     peering: Peering,
+    prober: Prober,
     domain: Domain,
     config: SessionConfig,
     lanes: Vec<LaneId>,
+    specs: Vec<LaneSpec>,
     session: Option<SessionId>,
 }
 
 impl Rising {
     fn new(peering: Peering) -> Rising {
-        Rising { peering, domain: Domain(0), config: SessionConfig::default(), lanes: Vec::new(), session: None }
+        Rising {
+            peering,
+            prober: Prober::default(),
+            domain: Domain(0),
+            config: SessionConfig::default(),
+            lanes: Vec::new(),
+            specs: Vec::new(),
+            session: None,
+        }
+    }
+
+    /// What becomes readable when it can go on.
+    fn fds<'a>(&'a self, out: &mut Vec<BorrowedFd<'a>>) {
+        out.push(self.peering.as_fd());
+        self.prober.fds(out);
+    }
+
+    /// How many milliseconds it can be left alone.
+    fn patience(&self, now: Time) -> u16 {
+        let due = self.prober.next_timeout().map_or(u64::MAX, |t| t.since(now).as_nanos() / 1_000_000 + 1);
+        due.min(u64::from(SLEEP_MS)) as u16
     }
 
     /// Goes on as far as it can; true once both ends are ready. After an error nothing of it is left.
@@ -149,7 +177,25 @@ impl Rising {
             match self.peering.poll(now)? {
                 Step::NeedIo => return Ok(false),
                 Step::Done => return Ok(true),
-                Step::PeerHello(peer) => {
+                Step::OpenProbes => {
+                    let ports = self.prober.open(fabric.shared.lock().lanes().io())?;
+                    self.peering.provide_probes(ports)?;
+                }
+                Step::PeerProbes(ports) => {
+                    let ports = ports.to_vec();
+                    let handshake = self.peering.handshake();
+                    let Some(peer) = handshake.peer_hello() else { return Ok(false) };
+                    let hellos = (handshake.hello(), peer);
+                    let mut core = fabric.shared.lock();
+                    let io = core.lanes_mut().io_mut();
+                    match self.prober.advance(now, handshake.role(), hellos, &ports, io) {
+                        Some(report) => self.peering.report(report)?,
+                        None => return Ok(false),
+                    }
+                }
+                Step::PeerHello(_) | Step::Reached(_) => {
+                    self.heed_probes(fabric);
+                    let Some(peer) = self.peering.handshake().peer_hello() else { return Ok(false) };
                     let limits = peer.limits;
                     let plan = self.peering.handshake().plan().to_vec();
                     let role = self.peering.handshake().role();
@@ -173,6 +219,17 @@ impl Rising {
         }
     }
 
+    /// Acts on what the probes showed, if there were any.
+    fn heed_probes(&mut self, fabric: &Inner) {
+        self.prober.close();
+        let handshake = self.peering.handshake();
+        if let (Some(report), Some(peer)) = (handshake.peer_report(), handshake.peer_hello()) {
+            probe::heed(fabric.shared.lock().lanes_mut().io_mut(), report);
+            let hellos = (handshake.hello(), peer);
+            probe::tell(handshake.role(), hellos, &handshake.unreached(), handshake.plan(), |l| handshake.mtu(l));
+        }
+    }
+
     fn make(&mut self, fabric: &Inner, plan: &[LanePlan], role: Role) -> Result<Vec<LaneAddress>, LaneError> {
         let mut core = fabric.shared.lock();
         self.domain = core.new_domain();
@@ -183,7 +240,7 @@ impl Rising {
                 true => (self.config.control_slots, self.config.control_slots),
                 false => (self.config.send_depth, self.config.immediates),
             };
-            let lane = core.lanes_mut().create(&LaneSpec {
+            let spec = LaneSpec {
                 port: crate::lanes::PortId(planned.ports(role).0),
                 domain: self.domain,
                 class: planned.class,
@@ -191,9 +248,14 @@ impl Rising {
                 send_depth,
                 receive_depth,
                 entropy: planned.entropy,
-            })?;
+            };
+            let lane = core.lanes_mut().create(&spec)?;
+            self.specs.push(spec);
             self.lanes.push(lane);
-            addresses.push(core.lanes().address(lane)?);
+            let mut address = core.lanes().address(lane)?;
+            // What the probes showed to pass; the peer says the same of its end.
+            address.mtu = self.peering.handshake().mtu(planned).map_or(address.mtu, |m| m.min(address.mtu));
+            addresses.push(address);
         }
         Ok(addresses)
     }
@@ -225,7 +287,8 @@ impl Rising {
                 },
             ));
         }
-        let new = NewSession { config: self.config, domain: self.domain, lanes, budgets };
+        let remake = self.specs.iter().copied().zip(peers.iter().copied()).collect();
+        let new = NewSession { config: self.config, domain: self.domain, lanes, remake, budgets };
         self.session = Some(core.add_session(now, new)?);
         Ok(())
     }
@@ -251,21 +314,22 @@ impl Rising {
 /// What we say of ourselves. A new peer gets its part of our receive budgets beside the peers we have.
 fn hello(fabric: &Inner) -> Hello {
     let sharers = fabric.shared.lock().sharers() as u64 + 1;
-    let offer = |p| {
-        let offer = PlaneOffer::of(p, None);
+    let offer = |(p, &speed)| {
+        let offer = PlaneOffer::of(p, speed);
         PlaneOffer { receive_budget: offer.receive_budget.map(|whole| whole / sharers), ..offer }
     };
     let config = fabric.session_config();
     let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
     Hello {
-        features: 0,
+        features: if fabric.config.probe { FEATURE_PROBES } else { 0 },
         nonce: fabric.nonce,
         host: host.chars().filter(|c| !c.is_control()).take(crate::bootstrap::MAX_HOST / 4).collect(),
-        planes: fabric.ports.iter().map(offer).collect(),
+        planes: fabric.ports.iter().zip(&fabric.speeds).map(offer).collect(),
         classes: [true; 3],
         lanes_per_plane: fabric.config.lanes_per_plane,
         limits: Limits {
             eager_max: config.eager_max,
+            eager_buffers: config.eager_buffers,
             control_slots: config.control_slots,
             immediates: config.immediates,
             ..Limits::default()
@@ -278,6 +342,7 @@ fn agree(fabric: &Inner, peer: &Limits) -> SessionConfig {
     let ours = fabric.session_config();
     SessionConfig {
         eager_max: ours.eager_max.min(peer.eager_max),
+        eager_buffers: ours.eager_buffers.min(peer.eager_buffers),
         control_slots: ours.control_slots.min(peer.control_slots),
         immediates: ours.immediates.min(peer.immediates),
         ..ours

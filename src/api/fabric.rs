@@ -18,6 +18,7 @@ use crate::lanes::{Control, PortInfo};
 use crate::mem::Region;
 use crate::soft::{Udp, UdpConfig};
 use crate::spray::SessionConfig;
+use crate::time::Span;
 
 /// Packets of one burst: 15 of the MTU and the one with the immediate fit one `sendmsg`.
 const BURST_PACKETS: u32 = 15;
@@ -37,6 +38,8 @@ pub(super) struct Inner {
     pub(super) config: FabricConfig,
     pub(super) auth: Auth,
     pub(super) ports: Vec<PortInfo>,
+    /// Line rate of each port in Mb/s, where its interface says one.
+    pub(super) speeds: Vec<Option<u32>>,
     pub(super) nonce: u64,
 }
 
@@ -51,7 +54,14 @@ impl Inner {
 
     /// What a session of ours is made with, before the peer's word.
     pub(super) fn session_config(&self) -> SessionConfig {
-        SessionConfig { eager_max: EAGER_MAX, grant_always: self.config.grant_always, ..SessionConfig::default() }
+        SessionConfig {
+            eager_max: EAGER_MAX,
+            grant_always: self.config.grant_always,
+            rebuild: true,
+            silence: self.config.silence.into(),
+            session_timeout: self.config.peer_timeout.into(),
+            ..SessionConfig::default()
+        }
     }
 }
 
@@ -103,7 +113,8 @@ impl Fabric {
                 max_keys: 1 << 16,
                 name: "embedded",
                 burst: BURST_PACKETS * mtu,
-                patience: config.peer_timeout.into(),
+                // The watchdog decides sooner.
+                patience: Span::from(config.peer_timeout).saturating_mul(2),
             },
             io,
         );
@@ -119,7 +130,10 @@ impl Fabric {
         let shared = Shared::new(lanes).map_err(system("epoll_create"))?;
         let helper = shared.helper().map_err(system("clone"))?;
         let nonce = random()?;
-        Ok(Fabric { inner: Arc::new(Inner { _helper: helper, shared, config: config.clone(), auth, ports, nonce }) })
+        let root = std::path::Path::new("/");
+        let speeds = ports.iter().map(|p| crate::topology::interface_speed(root, &p.name)).collect();
+        let inner = Inner { _helper: helper, shared, config: config.clone(), auth, ports, speeds, nonce };
+        Ok(Fabric { inner: Arc::new(inner) })
     }
 
     /// The ports, in plane order.

@@ -7,6 +7,7 @@ mod error;
 mod establish;
 mod fabric;
 mod pending;
+mod probe;
 mod stats;
 mod window;
 

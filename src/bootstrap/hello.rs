@@ -61,15 +61,23 @@ pub struct Limits {
     pub max_lanes: u16,
     /// Bytes of a message that may travel eagerly.
     pub eager_max: u32,
-    /// Receives on each control lane.
+    /// Eager messages that may wait here for their receives, 4..=16,384.
+    pub eager_buffers: u16,
+    /// Receives on each control lane, 16..=4,096.
     pub control_slots: u16,
-    /// Receives without buffer on each data lane.
+    /// Receives without buffer on each data lane, 16..=32,768.
     pub immediates: u16,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { max_lanes: super::MAX_LANES as u16, eager_max: 4096, control_slots: 64, immediates: 256 }
+        Limits {
+            max_lanes: super::MAX_LANES as u16,
+            eager_max: 4096,
+            eager_buffers: 256,
+            control_slots: 64,
+            immediates: 256,
+        }
     }
 }
 
@@ -132,8 +140,11 @@ impl Hello {
         if usize::from(self.limits.max_lanes) < LANES_ALWAYS {
             return Some("a limit of fewer than 96 lanes");
         }
-        if self.limits.control_slots == 0 || self.limits.immediates == 0 {
-            return Some("a limit of no receives");
+        if self.limits.control_slots < 16 || self.limits.immediates < 16 {
+            return Some("a limit of fewer than 16 receives");
+        }
+        if self.limits.eager_buffers < 4 {
+            return Some("a limit of fewer than 4 eager messages");
         }
         None
     }

@@ -1,6 +1,6 @@
 //! Outstanding operations: where an engine leaves a result and a caller finds it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
@@ -12,6 +12,8 @@ use crate::spray::{Failure, Refused};
 pub struct Ops {
     slots: Box<[Slot]>,
     free: ArrayQueue<u32>,
+    /// Somebody may be waiting for what was finished.
+    finished: AtomicBool,
 }
 
 /// An operation: its slot and the slot's generation.
@@ -81,7 +83,12 @@ impl Ops {
         for i in 0..capacity as u32 {
             let _ = free.push(i);
         }
-        Ops { slots: (0..capacity).map(slot).collect(), free }
+        Ops { slots: (0..capacity).map(slot).collect(), free, finished: AtomicBool::new(false) }
+    }
+
+    /// Whether an operation was finished that somebody may be waiting for, since last asked.
+    pub fn take_finished(&self) -> bool {
+        self.finished.load(Ordering::Acquire) && self.finished.swap(false, Ordering::AcqRel)
     }
 
     /// Takes a slot; `None` if all are outstanding.
@@ -114,7 +121,10 @@ impl Ops {
             }
         };
         match slot.state.compare_exchange(PENDING, state, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => true,
+            Ok(_) => {
+                self.finished.store(true, Ordering::Release);
+                true
+            }
             Err(DETACHED) => {
                 self.release(op, slot);
                 false

@@ -10,8 +10,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::command::{Command, SessionId};
@@ -30,6 +32,8 @@ const HELPER_AFTER: Duration = Duration::from_millis(1);
 const WAKE: u64 = 1;
 /// How long the helper sleeps at most: bootstrap connections are looked at that often.
 const HELPER_SLEEP: Duration = Duration::from_millis(50);
+/// A sleep shorter than this is not worth its system call.
+const NAP: Duration = Duration::from_micros(5);
 /// How long a waiter spins before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
@@ -45,6 +49,8 @@ pub struct Shared<L> {
     /// When somebody must drive next at the latest; `u64::MAX` if only an arrival can matter.
     due: AtomicU64,
     sleepers: AtomicU32,
+    /// When the first of the sleepers wakes by itself, in ns of our clock; `u64::MAX` if nobody knows.
+    wakes: AtomicU64,
     wake: EventFd,
     /// Readable when a packet is there or `wake` was written; sleeping on it needs no lock.
     epoll: Epoll,
@@ -109,6 +115,7 @@ impl<L: Lanes + Send + 'static> Shared<L> {
             driven: AtomicU64::new(0),
             due: AtomicU64::new(u64::MAX),
             sleepers: AtomicU32::new(0),
+            wakes: AtomicU64::new(u64::MAX),
             wake,
             epoll,
             stop: AtomicBool::new(false),
@@ -155,12 +162,8 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         self.commands.push(command)?;
         if let Some(mut core) = self.core.try_lock() {
             let now = self.clock.now();
-            let finished = core.kick(now, &self.commands, &self.garbage.0);
-            self.after(&core, now);
-            drop(core);
-            if finished {
-                self.rouse();
-            }
+            core.kick(now, &self.commands, &self.garbage.0);
+            self.after(core, now);
         }
         Ok(())
     }
@@ -170,21 +173,15 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         let mut core = self.core.lock();
         let now = self.clock.now();
         core.close(now, session, &self.commands);
-        self.after(&core, now);
-        drop(core);
-        self.rouse();
+        self.after(core, now);
     }
 
     /// Drives once if nobody else is. Returns false if somebody was.
     pub fn drive(&self) -> bool {
         let Some(mut core) = self.core.try_lock() else { return false };
         let now = self.clock.now();
-        let finished = core.drive(now, &self.commands, &self.garbage.0);
-        self.after(&core, now);
-        drop(core);
-        if finished {
-            self.rouse();
-        }
+        core.drive(now, &self.commands, &self.garbage.0);
+        self.after(core, now);
         true
     }
 
@@ -231,19 +228,25 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// Sleeps until something arrives, is due, somebody rouses us, or `at_most` is over.
     fn block(&self, at_most: Duration) {
         let now = self.clock.now().as_nanos();
-        let due = Duration::from_nanos(self.due.load(Ordering::Acquire).saturating_sub(now));
-        let wait = at_most.min(due);
-        if wait < Duration::from_micros(100) {
+        let due = self.due.load(Ordering::SeqCst);
+        let wait = at_most.min(Duration::from_nanos(due.saturating_sub(now)));
+        if wait < NAP {
             return;
         }
-        let mut events = [EpollEvent::empty(); 4];
-        let timeout = EpollTimeout::from(wait.as_millis().clamp(1, 1000) as u16);
-        let ready = self.epoll.wait(&mut events, timeout).unwrap_or(0);
-        if events[..ready].iter().any(|e| e.data() == WAKE) {
-            let _ = self.wake.read();
+        // Whoever sets an earlier `due` from here on sees this, or sees nothing and rouses us.
+        self.wakes.fetch_min(now.saturating_add(wait.as_nanos() as u64), Ordering::SeqCst);
+        let mut fds = [PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN)];
+        if ppoll(&mut fds, Some(TimeSpec::from_duration(wait)), None).unwrap_or(0) > 0 {
+            let mut events = [EpollEvent::empty(); 4];
+            let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+            if events[..ready].iter().any(|e| e.data() == WAKE) {
+                let _ = self.wake.read();
+            }
         }
+        self.wakes.store(u64::MAX, Ordering::SeqCst);
     }
 
     fn rouse(&self) {
@@ -253,9 +256,15 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         }
     }
 
-    fn after(&self, core: &Core<L>, now: Time) {
+    /// Ends a turn at driving: tells the sleepers what concerns them.
+    fn after(&self, core: MutexGuard<'_, Core<L>>, now: Time) {
+        let due = core.next_timeout().map_or(u64::MAX, Time::as_nanos);
+        drop(core);
         self.driven.store(now.as_nanos(), Ordering::Release);
-        self.due.store(core.next_timeout().map_or(u64::MAX, Time::as_nanos), Ordering::Release);
+        self.due.store(due, Ordering::SeqCst);
+        if self.ops.take_finished() || due < self.wakes.load(Ordering::SeqCst) {
+            self.rouse();
+        }
     }
 
     fn help(&self) {
@@ -268,7 +277,11 @@ impl<L: Lanes + Send + 'static> Shared<L> {
                 std::thread::park_timeout(HELPER_AFTER);
                 continue;
             }
-            self.drive();
+            if !self.drive() {
+                // Somebody is at it, or was put aside while at it.
+                std::thread::park_timeout(HELPER_AFTER);
+                continue;
+            }
             own = self.driven.load(Ordering::Acquire);
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             if self.commands.is_empty() && !self.stop.load(Ordering::Acquire) {

@@ -221,8 +221,12 @@ impl Requester {
     }
 
     pub(super) fn take_marks(&mut self, exact: bool) -> Option<(u32, u32)> {
-        let marks = (std::mem::take(&mut self.acked), std::mem::take(&mut self.marked));
-        if exact && marks.0 > 0 || marks.1 > 0 { Some(marks) } else { None }
+        let packets = std::mem::take(&mut self.acked);
+        // Marks are told apart from acknowledgements: those that came early are reported with what they belong to. Without
+        // the extension one mark stands for any number of packets.
+        let marks = if exact { self.marked.min(packets) } else { self.marked };
+        self.marked -= marks;
+        if exact && packets > 0 || marks > 0 { Some((packets.max(marks), marks)) } else { None }
     }
 }
 

@@ -3,6 +3,8 @@
 //! So far it joins hosts by one link per plane; switches and queues come with the simulator proper.
 #![forbid(unsafe_code)]
 
+mod fabric;
 mod net;
 
-pub use net::{Faults, Net, NetStats, SimIo, SimPort};
+pub use fabric::{Fabric, FabricPort, FabricStats, Hop, LinkSpec, LinkState, Shape, Transit};
+pub use net::{Cut, Faults, Net, NetStats, SimIo, SimPort};

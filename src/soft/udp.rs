@@ -166,7 +166,6 @@ impl Sock {
         msg.msg_namelen = to.len();
         msg.msg_iov = &raw mut iov;
         msg.msg_iovlen = 1;
-        msg.msg_control = control.0.as_mut_ptr().cast();
         let (level, name) = if self.local.is_ipv4() {
             (libc::IPPROTO_IP, libc::IP_TOS)
         } else {
@@ -176,6 +175,7 @@ impl Sock {
         if let Some(segment) = segment {
             used = put(&mut control, used, libc::IPPROTO_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
         }
+        msg.msg_control = control.0.as_mut_ptr().cast();
         msg.msg_controllen = used as _;
         let mut refused = false;
         loop {

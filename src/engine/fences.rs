@@ -71,7 +71,8 @@ impl<L: Lanes> Core<L> {
         let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
         let known = entry.remake.get(usize::from(number)).copied().flatten();
         let same = known.is_some_and(|(_, was)| (was.addr, was.udp_port) == (address.addr, address.udp_port));
-        if same && self.lanes.connect(lane, address).is_ok()
+        if same
+            && self.lanes.connect(lane, address).is_ok()
             && let Some(mtu) = self.lanes.lane_mtu(lane)
         {
             entry.session.lane_connected(now, lane, mtu);

@@ -221,9 +221,8 @@ impl Inner {
 
     fn send(&mut self, src: SocketAddr, dst: SocketAddr, tos: u8, bytes: &[u8]) {
         self.stats.sent += 1;
-        let meets = |c: &&Cut| {
-            (c.from, c.to) == (src.ip(), dst.ip()) && c.source_port.is_none_or(|port| port == src.port())
-        };
+        let meets =
+            |c: &&Cut| (c.from, c.to) == (src.ip(), dst.ip()) && c.source_port.is_none_or(|port| port == src.port());
         if let Some(cut) = self.cuts.iter().find(meets) {
             self.stats.cut += 1;
             if cut.held && self.held.len() < HELD {

@@ -258,11 +258,7 @@ impl Session {
         let index = self.by_peer.get(usize::from(peer_index)).copied().unwrap_or(NO_LANE);
         match self.lanes.get_mut(index as usize) {
             Some(lane) if lane.role.generation == generation || broken(Mutation::Generation) => {
-                if lane.credits.grant(posted) {
-                    Ok(())
-                } else {
-                    Err(Violation::Credit)
-                }
+                if lane.credits.grant(posted) { Ok(()) } else { Err(Violation::Credit) }
             }
             // A lane that is gone here and not yet there, or the reverse.
             _ => Ok(()),

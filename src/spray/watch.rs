@@ -279,11 +279,27 @@ impl Session {
         if to == Health::Dead {
             self.way_failed(port, peer_port);
         }
-        self.events.push_back(Event::Health(Transition { at, subject: Subject::Way, port, peer_port, from, to, cause }));
+        self.events.push_back(Event::Health(Transition {
+            at,
+            subject: Subject::Way,
+            port,
+            peer_port,
+            from,
+            to,
+            cause,
+        }));
     }
 
     fn peer_event(&mut self, from: Health, to: Health, cause: Cause) {
         let (at, subject) = (self.now, Subject::Peer);
-        self.events.push_back(Event::Health(Transition { at, subject, port: PortId(0), peer_port: 0, from, to, cause }));
+        self.events.push_back(Event::Health(Transition {
+            at,
+            subject,
+            port: PortId(0),
+            peer_port: 0,
+            from,
+            to,
+            cause,
+        }));
     }
 }

@@ -8,6 +8,7 @@
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod faults;
+#[allow(dead_code)] // not all of it
 #[path = "../conformance/rig.rs"]
 mod rig;
 mod rxe;

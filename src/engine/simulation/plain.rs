@@ -4,8 +4,8 @@
 use std::os::fd::BorrowedFd;
 
 use crate::lanes::{
-    Caps, Completion, Control, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes, MrId, PortInfo,
-    Receive, Window, WindowAccess, WorkRequest,
+    Caps, Completion, Control, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes, MrId,
+    PortInfo, Receive, Window, WindowAccess, WorkRequest,
 };
 use crate::mem::Region;
 use crate::time::{Span, Time};

@@ -79,7 +79,8 @@ impl World {
                 patience: Span::from_secs(100),
             };
             let ops = Arc::new(Ops::new(1024));
-            let lanes = Plain::new(Embedded::new(embedded, net.host(&ports)), shape.plain, embedded.seed, shape.slow_fence);
+            let lanes =
+                Plain::new(Embedded::new(embedded, net.host(&ports)), shape.plain, embedded.seed, shape.slow_fence);
             (Core::new(lanes, ops.clone()), ops)
         });
         let domains = [cores[0].0.new_domain(), cores[1].0.new_domain()];

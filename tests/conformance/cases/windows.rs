@@ -44,7 +44,9 @@ fn refused<L: Lanes>(
 
     rig.refused(0, here, &[before, bad, after, last], 1, &[Status::RemoteAccess]);
     rig.all(0, &[own], Status::Flushed);
-    rig.all(1, &theirs, Status::Flushed);
+    for id in theirs {
+        rig.spoiled(1, id, Status::Flushed);
+    }
     rig.lane_error(1, there);
     assert!(rig.try_post(0, here, Op::Write, near.at(0, 1), pair.at(&lawful, 0)).is_err(), "{what}: the lane lives");
     assert!(rig.try_receive(0, here, None).is_err(), "{what}: the lane takes receives");

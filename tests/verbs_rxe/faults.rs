@@ -48,8 +48,10 @@ fn a_plane_goes_silent() {
     works(&mut rig, &again, 4);
 }
 
-/// What a port said since the last call.
+/// Waits for a port to say something; how long it took.
 fn port_event(rig: &mut Rxe, end: usize, want: LaneEvent) -> Span {
+    // The time that the last command took is not the port's.
+    rig.step(rig.now);
     let since = rig.now;
     loop {
         if rig.next_event(end) == Some(want) {

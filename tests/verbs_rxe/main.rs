@@ -12,3 +12,4 @@ mod faults;
 #[path = "../conformance/rig.rs"]
 mod rig;
 mod rxe;
+mod speed;

@@ -33,19 +33,26 @@ fn config(host: usize, planes: u16, gid: u32, seed: u64) -> VerbsConfig {
 }
 
 /// Two ends with a port on each of `planes` planes, at GID index `gid`; `configure` may change the rest.
-pub(crate) fn over(planes: u16, gid: u32, configure: impl Fn(&mut VerbsConfig)) -> Rxe {
+pub(crate) fn ends(planes: u16, gid: u32, configure: impl Fn(&mut VerbsConfig)) -> [VerbsLanes; 2] {
     // What a case that failed left behind.
     for plane in 0..planes {
         run(&format!("plane clear {plane}"));
         run(&format!("plane up {plane}"));
     }
     let library = Library::load(None).unwrap_or_else(|e| panic!("{e}"));
-    let isolated = std::cell::Cell::new(false);
-    let ends = [0, 1].map(|host| {
+    [0, 1].map(|host| {
         let mut config = config(host, planes, gid, 1);
         configure(&mut config);
-        isolated.set(config.isolate);
         VerbsLanes::open(&library, config).unwrap_or_else(|e| panic!("{e}"))
+    })
+}
+
+/// A rig over such ends.
+pub(crate) fn over(planes: u16, gid: u32, configure: impl Fn(&mut VerbsConfig)) -> Rxe {
+    let isolated = std::cell::Cell::new(false);
+    let ends = ends(planes, gid, |config| {
+        configure(config);
+        isolated.set(config.isolate);
     });
     let can = Abilities {
         exact: false,

@@ -64,9 +64,12 @@ pub mod verbs;
 pub mod wire;
 
 pub use api::{
-    Buffer, CloseReport, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats, Listener,
-    Outcome, Pending, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
+    Buffer, CloseReport, Connecting, Connection, Engine, Error, Exposed, Fabric, FabricConfig, Fault, Injected,
+    LaneStats, Listener, Memory, Outcome, Pending, PlaneStats, Posted, Refused, RemoteWindow, SendOptions, Stats,
+    UdpPort, Wait, verbs_library,
 };
-pub use bootstrap::JobKey;
+pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};
+pub use engine::LogEntry;
 pub use lanes::WindowAccess;
+pub use spray::{Cause, Failure, Health, PeerReason, Subject, Transition};

@@ -75,7 +75,7 @@ const ROOMS: &[Room] = &[
             "time",
             "topology",
         ],
-        &["src/api/buffer.rs"],
+        &["src/api/buffer.rs", "src/api/memory.rs"],
     ),
 ];
 

@@ -1,4 +1,8 @@
-//! The C faces of planespray. So far: the version of the C ABI.
+//! The C faces of planespray: a network plugin for NCCL and those who take its plugins, and a C ABI for everyone else.
+//!
+//! Exported are `ncclNetPlugin_v6` to `ncclNetPlugin_v12` and functions that begin with `spray_`, and nothing else.
+
+mod nccl;
 
 /// Version of the C ABI that this library speaks; it grows with every incompatible change.
 ///

@@ -73,31 +73,40 @@ impl Waiting {
         }
     }
 
+    /// Goes on as far as it can; the first that is connected.
+    pub(super) fn poll(&mut self, fabric: &Fabric) -> Result<Option<Connection>, Error> {
+        let inner = &fabric.inner;
+        *self.listener.hello_mut() = hello(inner);
+        let now = inner.shared.now();
+        while let Some(incoming) = self.listener.poll(now) {
+            match incoming {
+                Incoming::Peer(peering) => self.rising.push(Rising::new(*peering)),
+                Incoming::Rejected { addr, error } => tracing::warn!(peer = %addr, "rejected: {error}"),
+            }
+        }
+        let mut index = 0;
+        while index < self.rising.len() {
+            match self.rising[index].advance(inner) {
+                Ok(true) => return self.rising.remove(index).finish(inner).map(Some),
+                Ok(false) => index += 1,
+                Err(error) => {
+                    let peering = self.rising.remove(index).peering;
+                    tracing::warn!(peer = %peering.peer_addr(), "handshake failed: {error}");
+                    if matches!(error, Error::Engine(_)) {
+                        peering.refuse(Refusal::NoLanes);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
     pub(super) fn accept(&mut self, fabric: &Fabric, timeout: Duration) -> Result<Connection, Error> {
         let inner = &fabric.inner;
         let deadline = inner.shared.now() + Span::from(timeout);
         loop {
-            *self.listener.hello_mut() = hello(inner);
-            let now = inner.shared.now();
-            while let Some(incoming) = self.listener.poll(now) {
-                match incoming {
-                    Incoming::Peer(peering) => self.rising.push(Rising::new(*peering)),
-                    Incoming::Rejected { addr, error } => tracing::warn!(peer = %addr, "rejected: {error}"),
-                }
-            }
-            let mut index = 0;
-            while index < self.rising.len() {
-                match self.rising[index].advance(inner) {
-                    Ok(true) => return self.rising.remove(index).finish(inner),
-                    Ok(false) => index += 1,
-                    Err(error) => {
-                        let peering = self.rising.remove(index).peering;
-                        tracing::warn!(peer = %peering.peer_addr(), "handshake failed: {error}");
-                        if matches!(error, Error::Engine(_)) {
-                            peering.refuse(Refusal::NoLanes);
-                        }
-                    }
-                }
+            if let Some(connection) = self.poll(fabric)? {
+                return Ok(connection);
             }
             let now = inner.shared.now();
             if now >= deadline {
@@ -115,7 +124,7 @@ impl Waiting {
 }
 
 /// A peer that has authenticated and is not connected yet.
-struct Rising {
+pub(super) struct Rising {
     peering: Peering,
     prober: Prober,
     domain: Domain,
@@ -126,7 +135,7 @@ struct Rising {
 }
 
 impl Rising {
-    fn new(peering: Peering) -> Rising {
+    pub(super) fn new(peering: Peering) -> Rising {
         Rising {
             peering,
             prober: Prober::default(),
@@ -151,7 +160,7 @@ impl Rising {
     }
 
     /// Goes on as far as it can; true once both ends are ready. After an error nothing of it is left.
-    fn advance(&mut self, fabric: &Inner) -> Result<bool, Error> {
+    pub(super) fn advance(&mut self, fabric: &Inner) -> Result<bool, Error> {
         let result = self.try_advance(fabric);
         if result.is_err() {
             self.undo(fabric);
@@ -159,7 +168,7 @@ impl Rising {
         result
     }
 
-    fn undo(&mut self, fabric: &Inner) {
+    pub(super) fn undo(&mut self, fabric: &Inner) {
         let mut core = fabric.shared.lock();
         match self.session.take() {
             Some(session) => core.remove(session),
@@ -178,8 +187,10 @@ impl Rising {
                 Step::NeedIo => return Ok(false),
                 Step::Done => return Ok(true),
                 Step::OpenProbes => {
-                    let ports = self.prober.open(fabric.shared.lock().lanes().io())?;
-                    self.peering.provide_probes(ports)?;
+                    let core = fabric.shared.lock();
+                    // Only an engine with sockets offers to probe.
+                    let io = core.lanes().udp().ok_or(LaneError::Invalid { what: "probing without sockets" })?;
+                    self.peering.provide_probes(self.prober.open(io)?)?;
                 }
                 Step::PeerProbes(ports) => {
                     let ports = ports.to_vec();
@@ -187,7 +198,8 @@ impl Rising {
                     let Some(peer) = handshake.peer_hello() else { return Ok(false) };
                     let hellos = (handshake.hello(), peer);
                     let mut core = fabric.shared.lock();
-                    let io = core.lanes_mut().io_mut();
+                    let io =
+                        core.lanes_mut().udp_mut().ok_or(LaneError::Invalid { what: "probing without sockets" })?;
                     match self.prober.advance(now, handshake.role(), hellos, &ports, io) {
                         Some(report) => self.peering.report(report)?,
                         None => return Ok(false),
@@ -224,7 +236,9 @@ impl Rising {
         self.prober.close();
         let handshake = self.peering.handshake();
         if let (Some(report), Some(peer)) = (handshake.peer_report(), handshake.peer_hello()) {
-            probe::heed(fabric.shared.lock().lanes_mut().io_mut(), report);
+            if let Some(io) = fabric.shared.lock().lanes_mut().udp_mut() {
+                probe::heed(io, report);
+            }
             let hellos = (handshake.hello(), peer);
             probe::tell(handshake.role(), hellos, &handshake.unreached(), handshake.plan(), |l| handshake.mtu(l));
         }
@@ -293,7 +307,7 @@ impl Rising {
         Ok(())
     }
 
-    fn finish(self, fabric: &Arc<Inner>) -> Result<Connection, Error> {
+    pub(super) fn finish(self, fabric: &Arc<Inner>) -> Result<Connection, Error> {
         let (Some(session), addr) = (self.session, self.peering.peer_addr()) else {
             return Err(Error::Engine(LaneError::Invalid { what: "handshake state" }));
         };
@@ -307,21 +321,22 @@ impl Rising {
         });
         fabric.shared.lock().watch(fabric.shared.now(), session, look);
         let label = format!("{} ({addr})", established.peer.host);
-        Ok(Connection::new(Peer::new(fabric.clone(), session, label)))
+        Ok(Connection::new(Peer::new(fabric.clone(), session, label, established.peer.nonce)))
     }
 }
 
 /// What we say of ourselves. A new peer gets its part of our receive budgets beside the peers we have.
-fn hello(fabric: &Inner) -> Hello {
+pub(super) fn hello(fabric: &Inner) -> Hello {
     let sharers = fabric.shared.lock().sharers() as u64 + 1;
     let offer = |(p, &speed)| {
         let offer = PlaneOffer::of(p, speed);
         PlaneOffer { receive_budget: offer.receive_budget.map(|whole| whole / sharers), ..offer }
     };
+    let probes = fabric.config.probe && fabric.shared.lock().lanes().udp().is_some();
     let config = fabric.session_config();
     let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
     Hello {
-        features: if fabric.config.probe { FEATURE_PROBES } else { 0 },
+        features: if probes { FEATURE_PROBES } else { 0 },
         nonce: fabric.nonce,
         host: host.chars().filter(|c| !c.is_control()).take(crate::bootstrap::MAX_HOST / 4).collect(),
         planes: fabric.ports.iter().zip(&fabric.speeds).map(offer).collect(),

@@ -9,7 +9,8 @@ use super::command::{Command, SessionId};
 use super::log::EventLog;
 use super::ops::{Ended, OpId, Ops};
 use crate::lanes::{
-    Completed, Completion, Domain, LaneAddress, LaneError, LaneId, LaneSpec, Lanes, MrId, Status, Window, WindowAccess,
+    Completed, Completion, Domain, LaneAddress, LaneError, LaneId, LaneSpec, Lanes, MAX_PORTS, MrId, Status, Window,
+    WindowAccess,
 };
 use crate::mem::Region;
 use crate::spray::{DoneKind, Failure, LaneRole, Post, Recv, Refused, Session, SessionConfig};
@@ -75,6 +76,8 @@ pub struct Core<L> {
     pub(super) next_watch: Time,
     pub(super) receive_drops: u64,
     pub(super) log: EventLog,
+    /// Ports that the operator took out of use.
+    pub(super) drained: [bool; MAX_PORTS],
 }
 
 #[derive(Clone, Copy, Default)]
@@ -101,7 +104,7 @@ pub(super) struct Entry {
     pub(super) under_way: usize,
     pub(super) witness: Option<Witness>,
     /// Operations that the session had no room for.
-    backlog: Backlog,
+    pub(super) backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
     closing: bool,
     /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
@@ -137,6 +140,7 @@ impl<L: Lanes> Core<L> {
             next_watch: Time::ZERO,
             receive_drops: 0,
             log: EventLog::default(),
+            drained: [false; MAX_PORTS],
         }
     }
 
@@ -241,6 +245,7 @@ impl<L: Lanes> Core<L> {
         if let Some(entry) = self.entry_mut(id) {
             entry.witness = Some(witness);
             entry.ready = true;
+            self.drain_new(now, id);
             self.share_budgets();
             self.pump_all(now);
             self.lanes.doorbell(now);
@@ -374,12 +379,12 @@ impl<L: Lanes> Core<L> {
         }
     }
 
-    fn entry(&self, id: SessionId) -> Option<&Entry> {
+    pub(super) fn entry(&self, id: SessionId) -> Option<&Entry> {
         let slot = self.slots.get(usize::from(id.index))?;
         if slot.generation == id.generation { slot.entry.as_deref() } else { None }
     }
 
-    fn entry_mut(&mut self, id: SessionId) -> Option<&mut Entry> {
+    pub(super) fn entry_mut(&mut self, id: SessionId) -> Option<&mut Entry> {
         let slot = self.slots.get_mut(usize::from(id.index))?;
         if slot.generation == id.generation { slot.entry.as_deref_mut() } else { None }
     }
@@ -405,7 +410,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Takes a command: from here on its operation is under way, whether its session has room for it or not.
-    fn accept(&mut self, now: Time, command: Command) {
+    pub(super) fn accept(&mut self, now: Time, command: Command) {
         let (id, op, mr) = command.parts();
         let Some(entry) = self.entry_mut(id) else {
             self.ops.finish(op, Err(Ended::Cancelled));
@@ -486,7 +491,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Ends an operation that was accepted. Returns true if somebody may be waiting for it.
-    fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
+    pub(super) fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
             entry.under_way -= usize::from(!receive).min(entry.under_way);
         }

@@ -4,7 +4,7 @@
 use super::core::{Core, NOBODY, Seen, SessionState};
 use super::log::Entry as Logged;
 use super::ops::Ended;
-use crate::lanes::{LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes};
+use crate::lanes::{LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes, PortId};
 use crate::spray::{Event, Failure, LaneCommand};
 use crate::time::{Span, Time};
 
@@ -23,8 +23,11 @@ impl<L: Lanes> Core<L> {
         while let Some(entry) = self.slots[index].entry.as_deref_mut() {
             let Some(command) = entry.session.poll_command() else { return };
             match command {
-                // A lane that is gone already has nothing left that could come.
                 LaneCommand::Fence(lane) => {
+                    // What is due leaves first: the NAK that says why a request was refused, above all. Without it the
+                    // peer would try the request on every other lane.
+                    self.lanes.doorbell(now);
+                    // A lane that is gone already has nothing left that could come.
                     let _ = self.lanes.fence(lane);
                 }
                 LaneCommand::Destroy(lane) => {
@@ -87,6 +90,36 @@ impl<L: Lanes> Core<L> {
             self.owner.resize(lane.index() + 1, NOBODY);
         }
         self.owner[lane.index()] = index as u16;
+    }
+
+    /// Takes a local port out of use for every session, or back. False, and nothing is changed, if a session has no other
+    /// port that could carry on.
+    pub fn drain(&mut self, now: Time, port: PortId, on: bool) -> bool {
+        let ready = |e: &&Box<super::core::Entry>| e.ready && e.state == SessionState::Open;
+        let mut sessions = self.slots.iter().filter_map(|s| s.entry.as_ref()).filter(ready);
+        if on && !sessions.all(|e| e.session.can_drain(port)) {
+            return false;
+        }
+        let Some(drained) = self.drained.get_mut(usize::from(port.0)) else { return false };
+        *drained = on;
+        for entry in self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()).filter(|e| e.ready) {
+            entry.session.drain(now, port, on);
+            entry.dirty = true;
+        }
+        self.pump_all(now);
+        self.lanes.doorbell(now);
+        true
+    }
+
+    /// A new session leaves those ports alone that the others do, if it has others.
+    pub(super) fn drain_new(&mut self, now: Time, id: super::SessionId) {
+        let drained = self.drained;
+        if let Some(entry) = self.entry_mut(id) {
+            for port in (0..).zip(drained).filter(|p| p.1).map(|p| PortId(p.0)) {
+                entry.session.drain(now, port, true);
+                entry.dirty = true;
+            }
+        }
     }
 
     fn disown(&mut self, lane: LaneId) {

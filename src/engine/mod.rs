@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod backlog;
+mod cancel;
 mod command;
 mod core;
 mod fences;

@@ -176,6 +176,24 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         self.after(core, now);
     }
 
+    /// Gives up every send of a session's channel, also what was submitted and not started. Returns how many of them
+    /// still have bytes in flight.
+    pub fn cancel_sends(&self, session: SessionId, channel: u32) -> usize {
+        let mut core = self.core.lock();
+        let now = self.clock.now();
+        let left = core.cancel_sends(now, session, channel, &self.commands);
+        self.after(core, now);
+        left
+    }
+
+    /// Gives up every receive of a session's channel on which the peer sends nothing more.
+    pub fn cancel_receives(&self, session: SessionId, channel: u32) {
+        let mut core = self.core.lock();
+        let now = self.clock.now();
+        core.cancel_receives(now, session, channel, &self.commands);
+        self.after(core, now);
+    }
+
     /// Drives once if nobody else is. Returns false if somebody was.
     pub fn drive(&self) -> bool {
         let Some(mut core) = self.core.try_lock() else { return false };

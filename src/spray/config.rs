@@ -64,7 +64,7 @@ impl Default for SessionConfig {
             max_sends: 1 << 16,
             max_receives: 1 << 16,
             slots: 1 << 12,
-            silence: Span::from_millis(25),
+            silence: Span::from_millis(20),
             deliveries: 16,
             session_timeout: Span::from_secs(30),
             rebuild: false,

@@ -29,6 +29,7 @@ const ASK: u8 = 11;
 const ANSWER: u8 = 12;
 const OFFER: u8 = 13;
 const READY: u8 = 14;
+const DRAIN: u8 = 15;
 
 /// What every control message says first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,6 +75,8 @@ pub(super) enum Record<'a> {
     Offer(Offer),
     /// The sender's new queue pair is connected and has its receives.
     Ready(LaneLife),
+    /// A port of the sender's is to be left alone, or used again.
+    Drain { port: u8, on: bool, number: u16 },
     /// A record that need not be understood.
     Optional(u8),
 }
@@ -99,6 +102,7 @@ impl<'a> Writer<'a> {
             Record::Credit { .. } | Record::Bye { .. } => 8,
             Record::Budget { .. } | Record::Failed { .. } => 12,
             Record::Fence(_) | Record::Fenced(_) | Record::Ready(_) => LaneLife::LEN,
+            Record::Drain { .. } => 4,
             Record::Ask(_) => Ask::LEN,
             Record::Answer(_) => Answer::LEN,
             Record::Offer(_) => Offer::LEN,
@@ -150,6 +154,11 @@ impl<'a> Writer<'a> {
             Record::Ask(ask) => ask.emit(&mut w),
             Record::Answer(answer) => answer.emit(&mut w),
             Record::Offer(offer) => offer.emit(&mut w),
+            Record::Drain { port, on, number } => {
+                w.u8(port);
+                w.u8(u8::from(on));
+                w.u16(number);
+            }
             Record::Optional(_) => {}
         }
         true
@@ -303,6 +312,10 @@ fn parse<'a>(kind: u8, r: &mut In<'a>) -> Result<Option<Record<'a>>, Violation> 
         ANSWER => Answer::parse(r).map(Record::Answer),
         OFFER => Offer::parse(r).map(Record::Offer),
         READY => LaneLife::parse(r).map(Record::Ready),
+        DRAIN => match (r.u8(), r.u8(), r.u16()) {
+            (Some(port), Some(on), Some(number)) => Some(Record::Drain { port, on: on != 0, number }),
+            _ => None,
+        },
         OPTIONAL.. => {
             r.0 = &[];
             Some(Record::Optional(kind))
@@ -367,6 +380,7 @@ fn record_type(record: &Record<'_>) -> u8 {
         Record::Answer(_) => ANSWER,
         Record::Offer(_) => OFFER,
         Record::Ready(_) => READY,
+        Record::Drain { .. } => DRAIN,
         Record::Optional(kind) => *kind,
     }
 }
@@ -456,6 +470,11 @@ mod tests {
             lives().prop_map(Record::Fence),
             lives().prop_map(Record::Fenced),
             lives().prop_map(Record::Ready),
+            (any::<u8>(), any::<bool>(), any::<u16>()).prop_map(|(port, on, number)| Record::Drain {
+                port,
+                on,
+                number
+            }),
             (lives(), any::<u64>(), ids, any::<u16>(), any::<u16>()).prop_map(
                 |(life, cookie, (channel, number), first, units)| Record::Ask(Ask {
                     life,

@@ -78,17 +78,15 @@ impl Session {
         }
         lane.dead = Some(status);
         lane.stage = Stage::Flushing;
-        let (id, role, open) = (lane.id, lane.role, lane.open);
+        let (id, role, served) = (lane.id, lane.role, lane.is_serving());
         lane.open = false;
         self.set_health(index, Health::Dead, cause);
         self.events.push_back(Event::LaneDown { lane: id, status });
-        let class = &mut self.classes[role.class.index()];
-        match role.kind {
-            LaneKind::Data => {
-                class.close(&self.lanes[index as usize]);
-                class.data_live = class.data_live.saturating_sub(u32::from(open));
-            }
-            LaneKind::Control => class.control_live = class.control_live.saturating_sub(u32::from(open)),
+        if role.kind == LaneKind::Data {
+            self.classes[role.class.index()].close(&self.lanes[index as usize]);
+        }
+        if served {
+            self.count_lane(index, false);
         }
         if self.over.is_some() {
             return;
@@ -100,6 +98,10 @@ impl Session {
             self.say_fenced(index);
         }
         self.watch_from_now();
+        let none = self.control_class(role.class).is_none() || self.data_class(role.class.index()).is_none();
+        if none {
+            self.undrain_all();
+        }
         if self.control_class(role.class).is_none() {
             // Nothing can be said to the peer any more.
             self.end(Failure::Lane { lane: id, status });

@@ -248,6 +248,7 @@ impl Session {
                 Record::Answer(answer) => self.on_answer(answer),
                 Record::Offer(offer) => self.on_offer(offer),
                 Record::Ready(life) => self.on_ready(life),
+                Record::Drain { port, on, number } => self.on_drain(port, on, number),
                 Record::Optional(_) => {}
             }
         }

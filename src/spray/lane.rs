@@ -63,6 +63,8 @@ pub(super) struct Lane {
     pub(super) dead: Option<Status>,
     /// It may carry messages.
     pub(super) open: bool,
+    /// Whose operators want nothing new on it, a bit each.
+    pub(super) drained: u8,
     pub(super) stage: Stage,
     /// The peer said that its queue pair of this generation is gone.
     pub(super) peer_gone: bool,
@@ -113,6 +115,7 @@ impl Lane {
             mtu_shift: role.mtu.trailing_zeros() as u8,
             dead: None,
             open: true,
+            drained: 0,
             back: Return::begun(),
             stage: Stage::Up,
             peer_gone: false,
@@ -141,7 +144,13 @@ impl Lane {
     /// True if messages may go by it.
     #[inline]
     pub(super) fn may_carry(&self) -> bool {
-        self.is_usable() && self.open
+        self.is_usable() && self.is_serving()
+    }
+
+    /// True if it is there for new messages.
+    #[inline]
+    pub(super) fn is_serving(&self) -> bool {
+        self.open && self.drained == 0
     }
 
     /// True while it has a queue pair that is connected.

@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod bitmap;
+mod cancel;
 mod channel;
 mod chunk;
 mod config;
 mod control;
 mod credit;
+mod drain;
 mod eager;
 mod failure;
 mod fence;

@@ -254,6 +254,7 @@ impl Session {
             Pending::Answer(answer) => return Some(Record::Answer(answer)),
             Pending::Offer(offer) => return Some(Record::Offer(offer)),
             Pending::Ready(life) => return Some(Record::Ready(life)),
+            Pending::Drain { port, on, number } => return Some(Record::Drain { port, on, number }),
             _ => {}
         }
         let sources = Sources {
@@ -396,7 +397,8 @@ impl Sources<'_> {
             | Pending::Ask(..)
             | Pending::Answer(_)
             | Pending::Offer(_)
-            | Pending::Ready(_) => None,
+            | Pending::Ready(_)
+            | Pending::Drain { .. } => None,
         }
     }
 }

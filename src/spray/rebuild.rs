@@ -118,7 +118,7 @@ impl Session {
                 self.check_probe(index);
                 continue;
             }
-            if lane.stage != Stage::Gone || lane.is_fencing() || lane.health == Health::Draining {
+            if lane.stage != Stage::Gone || lane.is_fencing() {
                 continue;
             }
             let offered = lane.back.offer.is_some_and(|o| o.0 == lane.role.generation.wrapping_add(1));
@@ -352,14 +352,15 @@ impl Session {
         }
         lane.open = true;
         lane.back.since = lane.delivered();
-        let (after, way, role) = (now.since(lane.back.probed), way_of(lane), lane.role);
+        let (after, way) = (now.since(lane.back.probed), way_of(lane));
         let first = !self.lanes.iter().enumerate().any(|(i, l)| i != usize::from(index) && l.open && way_of(l) == way);
-        let class = &mut self.classes[role.class.index()];
-        match role.kind {
-            LaneKind::Control => class.control_live += 1,
-            LaneKind::Data => class.data_live += 1,
+        let cause = Cause::ProbeAcknowledged { after };
+        if self.lanes[index as usize].is_serving() {
+            self.count_lane(index, true);
+            self.set_health(index, Health::Ramping, cause);
+        } else {
+            self.set_health(index, Health::Draining, cause);
         }
-        self.set_health(index, Health::Ramping, Cause::ProbeAcknowledged { after });
         self.lane_changed(index);
         for class in &mut self.classes {
             class.down = false;

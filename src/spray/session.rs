@@ -53,6 +53,7 @@ pub(super) enum Pending {
     Answer(Answer),
     Offer(Offer),
     Ready(LaneLife),
+    Drain { port: u8, on: bool, number: u16 },
 }
 
 /// How far our goodbye is.
@@ -95,7 +96,7 @@ pub struct Session {
     pub(super) send_slots: SendSlots,
     pub(super) budgets: Budgets,
     /// Budgets that we announced, so that the peer can tell old from new.
-    announcements: u16,
+    pub(super) announcements: u16,
     /// Eager messages that the peer accepts in all, and that we have sent or reserved.
     pub(super) eager_limit: u32,
     pub(super) eager_used: u32,
@@ -154,6 +155,9 @@ pub struct Session {
     pub(super) flaps: PerWay<Flaps>,
     /// When lanes are to be made or looked at.
     pub(super) rebuild_at: Option<Time>,
+    /// Ports that our operator took out of use, and the last that was heard of the peer's.
+    pub(super) drained: [bool; MAX_PORTS],
+    pub(super) drains_heard: [u16; MAX_PORTS],
     /// Spreads what many sessions do at the same moment.
     pub(super) rng: fastrand::Rng,
 }
@@ -226,6 +230,8 @@ impl Session {
             ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
             flaps: PerWay::default(),
             rebuild_at: None,
+            drained: [false; MAX_PORTS],
+            drains_heard: [0; MAX_PORTS],
             rng: fastrand::Rng::with_seed(config.nonce),
         }
     }

@@ -83,7 +83,8 @@ impl Session {
                 if let Some(after) = after
                     && lane.health == Health::Suspect
                 {
-                    self.set_health(index, Health::Healthy, Cause::Acknowledged { after });
+                    let to = if lane.drained > 0 { Health::Draining } else { Health::Healthy };
+                    self.set_health(index, to, Cause::Acknowledged { after });
                 }
                 self.check_ramp(index);
             } else if self.is_lost(index, others) {
@@ -232,7 +233,7 @@ impl Session {
     /// The last lane that can say anything to the peer is not given up by guesswork.
     fn may_lose(&self, index: u16) -> bool {
         let lane = &self.lanes[index as usize];
-        let control = |l: &&Lane| l.open && l.role.kind == LaneKind::Control;
+        let control = |l: &&Lane| l.is_serving() && l.role.kind == LaneKind::Control;
         lane.role.kind == LaneKind::Data || self.lanes.iter().filter(control).count() > 1
     }
 
@@ -268,7 +269,7 @@ impl Session {
         let same = |l: &&Lane| (l.role.port, l.role.peer_port) == (port, peer_port);
         let mut lanes = self.lanes.iter().filter(same);
         let dead = lanes.clone().all(|l| matches!(l.health, Health::Dead | Health::Probing));
-        let serving = lanes.any(|l| matches!(l.health, Health::Healthy | Health::Ramping));
+        let serving = lanes.any(|l| matches!(l.health, Health::Healthy | Health::Ramping | Health::Draining));
         let way = &mut self.ways[usize::from(port.0) & 7][usize::from(peer_port) & 7];
         let (from, to, cause) = match (*way, dead, serving) {
             (Health::Dead, false, true) => (*way, Health::Healthy, cause),

@@ -8,6 +8,7 @@ use planespray::topology::{
     Choice, Device, Gid, GidNetdev, Library, Memlock, PlaceSource, Port, PortReport, Question, Survey, SurveyError,
     Unusable, Wanted, is_qualified, select, survey,
 };
+use planespray::verbs_library;
 use serde_json::{Value, json};
 
 /// Options as given.
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let root = args.root.as_deref().unwrap_or(Path::new("/"));
     let library = match args.root {
         Some(_) => Library::look(root),
-        None => Library::NotBuilt,
+        None => verbs_library(),
     };
     let question = Question { root, wanted: Wanted::Auto, list: args.device.as_deref(), memory: 0 };
     let found = survey(&question, library, &variable).map_err(|e| match e {

@@ -6,7 +6,7 @@ use crate::engine::{Ended, OpId};
 use crate::lanes::{Control, LaneEvent, PortId};
 use crate::mem::Region;
 use crate::sim::{Cut, Faults};
-use crate::spray::SessionConfig;
+use crate::spray::{Health, SessionConfig, Subject};
 use crate::time::{Span, Time};
 
 /// What may go wrong. At least one plane stays as it is.
@@ -21,6 +21,10 @@ pub(super) enum Kind {
     Storm,
     /// Ends stand still meanwhile.
     Stops,
+    /// Whatever fails comes back, and all of it is in use again 3 s later.
+    Returns,
+    /// What was said of a lost lane is said again when the lane has long returned.
+    Echoes,
 }
 
 /// Something that happens at a time.
@@ -70,8 +74,9 @@ fn pattern(seed: u64, message: usize, at: usize) -> u8 {
 /// What a buffer's owner writes into it once it is back.
 const USED: u8 = 0x5a;
 
-pub(super) fn config(seed: u64) -> SessionConfig {
+fn config(seed: u64, rebuild: bool) -> SessionConfig {
     SessionConfig {
+        rebuild,
         nonce: seed,
         eager_max: 1024,
         eager_buffers: 16,
@@ -88,6 +93,7 @@ pub(super) fn config(seed: u64) -> SessionConfig {
 
 struct Run {
     seed: u64,
+    kind: Kind,
     world: World,
     flights: Vec<Flight>,
     acts: Vec<(Time, Act)>,
@@ -96,7 +102,8 @@ struct Run {
 /// Runs one seed. An error says which rule was broken.
 pub(super) fn run(seed: u64, kind: Kind) -> Result<Outcome, String> {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5eed << 40);
-    let planes = rng.u8(2..=4);
+    let planes = if kind == Kind::Echoes { 3 } else { rng.u8(2..=4) };
+    let rebuild = matches!(kind, Kind::Returns | Kind::Echoes) || rng.bool();
     let faults = if rng.u8(..4) == 0 {
         Faults { loss: 0.01, duplicate: 0.01, reorder: 0.05, reorder_by: Span::from_micros(30), ..Faults::default() }
     } else {
@@ -111,17 +118,17 @@ pub(super) fn run(seed: u64, kind: Kind) -> Result<Outcome, String> {
         slow_fence: Span::from_nanos(rng.u64(..4_000_000)),
         faults,
     };
-    let world = World::new(shape, config(seed));
-    let span = Span::from_millis(rng.u64(20..=80));
+    let world = World::new(shape, config(seed, rebuild));
+    let span = Span::from_millis(if kind == Kind::Echoes { 100 } else { rng.u64(20..=80) });
     let at = |rng: &mut fastrand::Rng| Time::from_nanos(rng.u64(..span.as_nanos()));
     let acts = acts(&mut rng, kind, &world, span);
     let mut flights = Vec::new();
-    for i in 0..rng.usize(10..50) {
+    for i in 0..if kind == Kind::Echoes { 40 } else { rng.usize(8..32) } {
         let len = match rng.u8(..4) {
             0 => rng.usize(..1024),
             1 => rng.usize(1024..20_000),
             2 => [4096, 8192, 65_536][rng.usize(..3)],
-            _ => rng.usize(20_000..150_000),
+            _ => rng.usize(20_000..100_000),
         };
         let target = len + if rng.bool() { 0 } else { rng.usize(..5000) };
         let (a, b) = (at(&mut rng), at(&mut rng));
@@ -151,7 +158,7 @@ pub(super) fn run(seed: u64, kind: Kind) -> Result<Outcome, String> {
         let bytes: Vec<u8> = (0..f.len).map(|at| pattern(seed, i, at)).collect();
         f.source = Region::from_vec(bytes);
     }
-    Run { seed, world, flights, acts }.go()
+    Run { seed, kind, world, flights, acts }.go()
 }
 
 /// What goes wrong, in order.
@@ -185,6 +192,54 @@ fn acts(rng: &mut fastrand::Rng, kind: Kind, world: &World, span: Span) -> Vec<(
                 acts.push((begin, Act::Cut(cut(rng, plane, path, held))));
                 let long = if rng.bool() { 100_000 } else { 60_000_000 };
                 acts.push((begin + Span::from_nanos(rng.u64(..long)), Act::Heal(plane)));
+            }
+        }
+        Kind::Echoes => {
+            // The answer about the first goes by the second, whose acknowledgements are lost.
+            let (first, second) = (victims[0], victims[1]);
+            let (first, second) = if rng.bool() { (first, second) } else { (second, first) };
+            let when = 5_000_000 + rng.u64(..20_000_000);
+            let held = rng.bool();
+            let echo = cut(rng, second, false, held);
+            acts.push((Time::from_nanos(when - rng.u64(..4_000_000)), Act::Cut(echo)));
+            let side = rng.usize(..2);
+            acts.push((Time::from_nanos(when), Act::Down(side, first)));
+            if rng.bool() {
+                acts.push((Time::from_nanos(when), Act::Cut(cut(rng, first, true, true))));
+            }
+            // Short hold-ups of the first, once it has returned.
+            let mut later = when + 10_000_000;
+            for _ in 0..20 {
+                later += rng.u64(..2_000_000);
+                let held = cut(rng, first, false, true);
+                acts.push((Time::from_nanos(later), Act::Cut(held)));
+                later += rng.u64(..4_000_000);
+                acts.push((Time::from_nanos(later), Act::Heal(first)));
+            }
+            acts.push((Time::from_nanos(when + rng.u64(..60_000_000)), Act::Heal(second)));
+        }
+        Kind::Returns => {
+            for &plane in &victims {
+                for _ in 0..rng.usize(1..3) {
+                    let begin = at(rng);
+                    let held = rng.bool();
+                    match rng.u8(..3) {
+                        0 => acts.push((begin, Act::Down(rng.usize(..2), plane))),
+                        1 => {
+                            let lane = usize::from(plane) * per_plane + rng.usize(..per_plane);
+                            acts.push((begin, Act::Error(rng.usize(..2), lane)));
+                        }
+                        _ => {
+                            let path = rng.u8(..3) == 0;
+                            let first = cut(rng, plane, path, held);
+                            acts.push((begin, Act::Cut(first)));
+                            if rng.bool() {
+                                acts.push((begin, Act::Cut(Cut { from: first.to, to: first.from, ..first })));
+                            }
+                        }
+                    }
+                    acts.push((begin + Span::from_nanos(rng.u64(..200_000_000)), Act::Heal(plane)));
+                }
             }
         }
         Kind::Storm | Kind::Stops => {
@@ -257,7 +312,8 @@ impl Run {
             self.act(act);
         }
         self.world.net.heal();
-        let end = self.world.now + Span::from_millis(50);
+        let after = if self.kind == Kind::Returns { Span::from_secs(3) } else { Span::from_millis(50) };
+        let end = self.world.now + after;
         while self.world.step(end) {}
         self.check_memory(true)?;
         for side in 0..2 {
@@ -274,10 +330,23 @@ impl Run {
             if m.failed > 0 {
                 return Err(format!("operations of end {side} failed: {m:?}"));
             }
-            outcome.lanes_lost += stats.lanes.iter().filter(|l| !l.alive).count() as u64;
+            let dead = stats.lanes.iter().filter(|l| !l.alive).count() as u64;
+            if self.kind == Kind::Returns && dead > 0 {
+                return Err(format!("{dead} lanes of end {side} have not returned"));
+            }
+            let downs = end
+                .core
+                .log()
+                .since(0)
+                .0
+                .filter(|e| matches!(e.transition.subject, Subject::Lane(_)) && e.transition.to == Health::Dead);
+            outcome.lanes_lost += downs.count() as u64;
             outcome.replayed += m.replayed;
             outcome.survived += m.survived;
             let counters = end.core.lanes().lanes.counters();
+            if counters.rnr_nak_sent > 0 {
+                return Err(format!("end {side} had no receive for what its peer sent: {counters:?}"));
+            }
             if counters.resp_remote_access_errors > 0 {
                 return Err(format!("end {side} was written outside its windows: {counters:?}"));
             }

@@ -1,0 +1,174 @@
+//! How communicators come to be: listen, connect, accept, none of which waits.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use planespray::{BootstrapError, Connecting, Error};
+
+use super::core::Core;
+use super::handle::Handle;
+use super::links::{Link, Shared};
+use super::log;
+
+/// The bootstrap listener and the links are looked at no more often.
+const PAUSE: Duration = Duration::from_micros(20);
+/// A connection that broke while it came up is tried again after this.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Everything under way.
+#[derive(Default)]
+pub(super) struct Setup {
+    links: Vec<Arc<Link>>,
+    dials: HashMap<u64, Dial>,
+    /// Communicators that peers opened, by our listener.
+    listens: HashMap<u64, VecDeque<(Arc<Link>, Arc<Shared>)>>,
+    last_listener: u64,
+    looked: Option<Instant>,
+}
+
+/// A link on the way up.
+struct Dial {
+    connecting: Option<Connecting>,
+    deadline: Instant,
+    again: Instant,
+}
+
+/// An end of a communicator that is up.
+pub(super) type End = (Arc<Link>, Arc<Shared>);
+
+impl Core {
+    /// A new listener, and its handle.
+    pub(super) fn listen(&self) -> (u64, Handle) {
+        let mut setup = self.setup.lock();
+        setup.last_listener += 1;
+        let listener = setup.last_listener;
+        setup.listens.insert(listener, VecDeque::new());
+        let handle = Handle {
+            job_key: self.settings.key.is_some(),
+            addr: self.listener.local_addr(),
+            secret: self.secret,
+            peer: self.fabric.id(),
+            listener,
+        };
+        (listener, handle)
+    }
+
+    /// Closes a listener. Who opened a communicator to it that was not accepted is told.
+    pub(super) fn close_listener(&self, listener: u64) {
+        let waiting = self.setup.lock().listens.remove(&listener).unwrap_or_default();
+        for (link, shared) in waiting {
+            link.refuse(&shared);
+        }
+    }
+
+    /// The sending end of a communicator to the listener of `handle`, if it is up already.
+    ///
+    /// # Errors
+    /// The peer cannot be reached in time, or is none of ours.
+    pub(super) fn connect(&self, handle: &Handle) -> Result<Option<End>, Error> {
+        let mut over = Vec::new();
+        let mut setup = self.setup.lock();
+        self.look(&mut setup, &mut over);
+        if let Some(link) = setup.links.iter().find(|l| l.peer == handle.peer && l.is_usable()) {
+            let end = (link.clone(), link.open(handle.listener));
+            setup.dials.remove(&handle.peer);
+            return Ok(Some(end));
+        }
+        let now = Instant::now();
+        let timeout = self.settings.connect_timeout;
+        let dial = setup.dials.entry(handle.peer).or_insert_with(|| Dial {
+            connecting: None,
+            deadline: now.checked_add(timeout).unwrap_or(now),
+            again: now,
+        });
+        let connecting = match &mut dial.connecting {
+            Some(connecting) => connecting,
+            None if now < dial.again => return Ok(None),
+            none => {
+                let left = dial.deadline.saturating_duration_since(now);
+                none.insert(self.fabric.begin_connect(handle.addr, Some(&self.key_for(&handle.secret)), left)?)
+            }
+        };
+        match connecting.poll() {
+            Ok(None) => Ok(None),
+            Ok(Some(connection)) => {
+                setup.dials.remove(&handle.peer);
+                let link = Link::new(&self.fabric, connection)?;
+                let end = (link.clone(), link.open(handle.listener));
+                setup.links.push(link);
+                Ok(Some(end))
+            }
+            // A peer that is busy lets a handshake pass; it is there all the same.
+            Err(error) if mends(&error) && now + AGAIN < dial.deadline => {
+                dial.connecting = None;
+                dial.again = now + AGAIN;
+                Ok(None)
+            }
+            Err(error) => {
+                setup.dials.remove(&handle.peer);
+                Err(error)
+            }
+        }
+    }
+
+    /// The receiving end of the next communicator that a peer opened to `listener`.
+    ///
+    /// # Errors
+    /// There is no such listener.
+    pub(super) fn accept(&self, listener: u64) -> Option<End> {
+        let mut over = Vec::new();
+        let mut setup = self.setup.lock();
+        self.look(&mut setup, &mut over);
+        setup.listens.get_mut(&listener)?.pop_front()
+    }
+
+    /// Takes in what arrived; `over` gets links that ended, to be dropped without the lock.
+    fn look(&self, setup: &mut Setup, over: &mut Vec<Arc<Link>>) {
+        let now = Instant::now();
+        if setup.looked.is_some_and(|at| now.saturating_duration_since(at) < PAUSE) {
+            return;
+        }
+        setup.looked = Some(now);
+        self.fabric.progress();
+        match self.listener.poll_accept().and_then(|up| up.map(|c| Link::new(&self.fabric, c)).transpose()) {
+            Ok(Some(link)) => setup.links.push(link),
+            Ok(None) => {}
+            Err(error) => log::warn(&format!("a peer that connected was lost: {error}")),
+        }
+        let mut index = 0;
+        while index < setup.links.len() {
+            let link = setup.links[index].clone();
+            link.progress();
+            while let Some((listener, shared)) = link.next_opening() {
+                match setup.listens.get_mut(&listener) {
+                    Some(queue) => queue.push_back((link.clone(), shared)),
+                    None => link.refuse(&shared),
+                }
+            }
+            if link.is_over() {
+                over.push(setup.links.swap_remove(index));
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Gives up what is half made. Called when nobody asks for it any more.
+    pub(super) fn abandon(&self) {
+        let mut setup = self.setup.lock();
+        let dials = std::mem::take(&mut setup.dials);
+        let links = std::mem::take(&mut setup.links);
+        setup.listens.clear();
+        drop(setup);
+        drop((dials, links));
+    }
+}
+
+/// True if the same peer may answer a little later.
+fn mends(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Bootstrap(BootstrapError::Closed { .. } | BootstrapError::Io { .. } | BootstrapError::Timeout { .. })
+    )
+}

@@ -233,6 +233,8 @@ pub(crate) fn revoked_under_way<L: Lanes>(rig: &mut Rig<L>) {
         let yard = rig.yard(Shape::default(), 1 << 20);
         let [here, there] = yard.pair.lane;
         yard.near.fill(0, 1 << 20, 1);
+        // Where devices have no event for it, that this is flushed tells the responder that its lane has ended.
+        rig.receive(1, there, None);
         let len = 4 * yard.pair.mtu;
         let ids: Vec<u64> = (0..16)
             .map(|i| {

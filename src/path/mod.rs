@@ -80,6 +80,11 @@ impl Path {
         grown || self.ce.is_some_and(|ce| ce > ONE / 32)
     }
 
+    /// Ages count from now on.
+    pub fn restart(&mut self, now: Time) {
+        self.progress = now;
+    }
+
     /// Something was posted on the lane while nothing was in flight.
     pub fn on_busy(&mut self, now: Time) {
         self.progress = now;

@@ -7,4 +7,4 @@ mod fabric;
 mod net;
 
 pub use fabric::{Fabric, FabricPort, FabricStats, Hop, LinkSpec, LinkState, Shape, Transit};
-pub use net::{Faults, Net, NetStats, SimIo, SimPort};
+pub use net::{Cut, Faults, Net, NetStats, SimIo, SimPort};

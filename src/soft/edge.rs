@@ -159,14 +159,34 @@ impl Udp {
 
     /// Sends `count` probes of `len` bytes (UDP payload) from the path's own source port to a responder's address,
     /// as a burst if the port sends bursts. The peer's [`super::ProbeReport::verdict`] tells how it went.
-    /// With `len` = MTU + 44 it also tells whether the largest packets get through.
+    /// With `len` = MTU + 36 (BTH, RETH, immediate, ICRC) it also tells whether the largest packets get through.
     ///
     /// # Errors
     /// No such path, `count` not in 1..=64, `len` below 256, more than 65,000 bytes in all, or a failed call.
     pub fn probe_send(&mut self, path: PathId, to: SocketAddr, count: usize, len: usize) -> Result<(), SoftError> {
         let (_, source) = self.paths.get(path).ok_or(SoftError::Config { what: "no such path" })?;
         let gso = self.states[usize::from(source.port.0)].gso;
-        selftest::send(&source.sock, to, count, len, gso)
+        selftest::send(&source.sock, to, 0, count, len, gso)
+    }
+
+    /// The same from the first source port of `port`, before there is a path. The packets begin with `first` and the bytes
+    /// after it.
+    ///
+    /// # Errors
+    /// As for [`Udp::probe_send`].
+    pub fn probe(
+        &mut self,
+        port: PortId,
+        to: SocketAddr,
+        first: u8,
+        count: usize,
+        len: usize,
+    ) -> Result<(), SoftError> {
+        let local = self.ports.get(usize::from(port.0)).ok_or(SoftError::Config { what: "no such port" })?;
+        let source = self.paths.source(port, local, 0)?;
+        let to = super::udp::with_scope(to.ip(), to.port(), local.scope);
+        let gso = self.states[usize::from(port.0)].gso;
+        selftest::send(&self.paths.sources()[source as usize].sock, to, first, count, len, gso)
     }
 
     /// Whether `port` sends bursts with one call.

@@ -22,4 +22,5 @@ pub use config::{Fault, ROCE_PORT, UdpConfig, UdpPort};
 pub use counters::{Counters, FaultCounts};
 pub use edge::Udp;
 pub use error::SoftError;
+pub use ports::interface_address;
 pub use selftest::{ID_UNREADABLE, PROBE_MIN, ProbeReport, ProbeResponder};

@@ -106,7 +106,10 @@ fn key(options: &FabricOptions) -> Result<Option<JobKey>, String> {
 fn open(options: &FabricOptions, key: Option<JobKey>) -> Result<Fabric, String> {
     let defaults = FabricConfig::default();
     let config = FabricConfig {
+        engine: options.engine,
+        device: options.device.clone(),
         planes: options.planes.clone(),
+        probe: options.probe,
         udp_port: options.udp_port,
         mtu: options.mtu,
         lanes_per_plane: options.lanes,
@@ -143,14 +146,16 @@ fn listen(resolved: &Resolved, key: Result<Option<JobKey>, String>, stop: &Stop)
     let child = resolved.role == Role::Child;
     let options = &resolved.fabric;
     let fabric = open(options, key?)?;
-    let first = *options.planes.first().ok_or("no planes")?;
+    let planes: Vec<IpAddr> = fabric.ports().iter().map(|p| p.addr).collect();
+    let first = *planes.first().ok_or("no planes")?;
     let listener = fabric.listen(SocketAddr::new(first, options.bootstrap_port)).map_err(|e| e.to_string())?;
     let addr = listener.local_addr();
     if child {
         writeln!(std::io::stdout(), "{addr}").map_err(|e| format!("the parent process is gone: {e}"))?;
     } else {
-        let planes: Vec<String> = options.planes.iter().map(ToString::to_string).collect();
-        eprintln!("planespray: waiting for a client at {addr}; planes {}", planes.join(", "));
+        let planes: Vec<String> = planes.iter().map(ToString::to_string).collect();
+        let engine = fabric.engine();
+        eprintln!("planespray: waiting for a client at {addr}; planes {}; engine {engine}", planes.join(", "));
         if first.is_loopback() {
             say(format_args!("these are loopback addresses; for other machines say --bind ADDR,.. or -d IFACE,.."));
         }
@@ -193,7 +198,7 @@ fn connect(
     arm(stop);
     let link = Link { fabric: &fabric, connection: &connection, busy: resolved.fabric.busy, stop };
     let mut talk = Talk::new(&fabric, &connection)?;
-    output.head(resolved).map_err(|e| format!("the table cannot be written: {e}"))?;
+    output.head(resolved, &fabric).map_err(|e| format!("the table cannot be written: {e}"))?;
     let mut run = Run { resolved, link, server, pool: Pool::default(), next: 0, server_ports: Vec::new() };
     let (mut clean, mut last) = (true, None);
     for &size in &resolved.measure.sizes {
@@ -301,6 +306,7 @@ impl Run<'_> {
         let after = self.link.fabric.stats();
         Ok(Record::new(&Facts {
             resolved: self.resolved,
+            engine: self.link.fabric.engine(),
             size,
             samples: &all,
             voids,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use planespray::class::{Class, Dscp};
 
-use super::api::{Fault, UdpPort};
+use super::api::{Engine, Fault, UdpPort};
 use super::parse;
 
 /// Largest message: 2^23 bytes is the end of `-a`, 1 GiB the limit of `-s`.
@@ -58,12 +58,18 @@ pub(crate) struct Args {
     /// Number of planes [default: 2, or the number of addresses]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=8))]
     planes: Option<u16>,
-    /// Network interfaces, one per plane, whose addresses are the planes
-    #[arg(short = 'd', long = "device", value_delimiter = ',')]
-    device: Vec<String>,
+    /// RDMA devices as NCCL names them, [^][=]hca[:port[:rail[:plane]]],.. or network interfaces, one per plane
+    #[arg(short = 'd', long = "device")]
+    device: Option<String>,
     /// Local addresses, one per plane; without a host: the client's, then as many for the server
     #[arg(long, value_delimiter = ',')]
     bind: Vec<IpAddr>,
+    /// What moves the bytes [default: with -d RDMA devices if they can be used, else embedded]
+    #[arg(long, value_enum)]
+    engine: Option<EngineArg>,
+    /// Use every plane without finding out by probes whether it reaches the peer
+    #[arg(long)]
+    no_probe: bool,
     /// TCP port of the bootstrap [default: 18515; without a host any]
     #[arg(short = 'p', long = "bootstrap-port")]
     bootstrap_port: Option<u16>,
@@ -138,6 +144,16 @@ enum ClassArg {
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum EngineArg {
+    /// Hardware, else rdma_rxe, else embedded
+    Auto,
+    /// Hardware or rdma_rxe, or an error
+    Verbs,
+    /// RoCEv2 over UDP sockets
+    Embedded,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum CompareArg {
     Tcp,
 }
@@ -194,7 +210,11 @@ pub(super) enum Role {
 /// Options that the fabric of either end takes.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct FabricOptions {
+    /// Addresses; none where devices are to be used.
     pub(super) planes: Vec<IpAddr>,
+    pub(super) device: Option<String>,
+    pub(super) engine: Engine,
+    pub(super) probe: bool,
     pub(super) bootstrap_port: u16,
     pub(super) lanes: u16,
     pub(super) mtu: u32,
@@ -269,7 +289,8 @@ impl Args {
             (self.iterations.is_some() && self.duration.is_some(), "-n", "-D"),
             (self.busy && self.wait, "--busy", "--wait"),
             (self.key_file.is_some() && self.insecure, "--key-file", "--insecure"),
-            (!self.bind.is_empty() && !self.device.is_empty(), "--bind", "-d"),
+            (!self.bind.is_empty() && self.device.is_some(), "--bind", "-d"),
+            (!self.bind.is_empty() && self.engine == Some(EngineArg::Verbs), "--bind", "--engine verbs"),
             (self.no_verify && self.inject.is_some(), "--no-verify", "--inject"),
             (self.lat && self.depth.is_some(), "--lat", "-t"),
         ] {
@@ -298,8 +319,16 @@ impl Args {
             Some(t) => Dscp::new(t >> 2),
             None => None,
         };
+        let engine = match self.engine {
+            None | Some(EngineArg::Auto) => Engine::Auto,
+            Some(EngineArg::Verbs) => Engine::Verbs,
+            Some(EngineArg::Embedded) => Engine::Embedded,
+        };
         let fabric = FabricOptions {
             planes,
+            device: self.device.clone(),
+            engine,
+            probe: !self.no_probe,
             bootstrap_port: self.bootstrap_port.unwrap_or(match role {
                 Role::Both { .. } | Role::Child => 0,
                 Role::Client { .. } | Role::Server => BOOTSTRAP_PORT,
@@ -418,14 +447,17 @@ impl Args {
     /// Planes of this end and, if both run here, of the server.
     fn addresses(&self, role: &Role) -> Result<(Vec<IpAddr>, Vec<IpAddr>), String> {
         let both = matches!(role, Role::Both { .. });
-        if !self.device.is_empty() {
+        let verbs = self.engine == Some(EngineArg::Verbs);
+        if self.device.is_some() || verbs {
             if both {
                 return Err(
-                    "-d needs a host or --server: an interface's address cannot be both ends; see --bind".into()
+                    "-d and --engine verbs need a host or --server: a device cannot be both ends; see --bind".into()
                 );
             }
-            let found = self.device.iter().map(|name| parse::interface(name)).collect::<Result<Vec<_>, _>>()?;
-            return Ok((self.counted(found)?, Vec::new()));
+            if let Some(text) = &self.device {
+                parse::devices(text)?;
+            }
+            return Ok((Vec::new(), Vec::new()));
         }
         if self.bind.is_empty() {
             let loopback = match role {

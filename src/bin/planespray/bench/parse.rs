@@ -1,7 +1,10 @@
 //! Values of options.
 
 use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
 use std::time::Duration;
+
+use planespray::topology::{HcaList, scan};
 
 use super::api::Fault;
 
@@ -56,29 +59,21 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The address of an interface: its first IPv4 address, else its first IPv6 address that is not link-local.
-pub(super) fn interface(name: &str) -> Result<IpAddr, String> {
-    let all = nix::ifaddrs::getifaddrs().map_err(|e| format!("the interfaces cannot be listed: {e}"))?;
-    let (mut known, mut found) = (false, None::<IpAddr>);
-    for entry in all.filter(|e| e.interface_name == name) {
-        known = true;
-        let Some(storage) = entry.address else { continue };
-        if let Some(v4) = storage.as_sockaddr_in() {
-            if !found.is_some_and(|f| f.is_ipv4()) {
-                found = Some(v4.ip().into());
-            }
-        } else if let Some(v6) = storage.as_sockaddr_in6()
-            && found.is_none()
-            && !v6.ip().is_unicast_link_local()
-        {
-            found = Some(v6.ip().into());
+/// An error line unless every name of the list is an RDMA device or an interface of this machine.
+pub(super) fn devices(text: &str) -> Result<(), String> {
+    let list: HcaList = text.parse().map_err(|e| format!("-d: {e}"))?;
+    let devices = scan(Path::new("/")).unwrap_or_default();
+    for entry in list.entries.iter().filter(|_| !list.exclude) {
+        let device = devices.iter().any(|d| list.named(entry, &d.name));
+        let interfaces = nix::ifaddrs::getifaddrs().map_err(|e| format!("the interfaces cannot be listed: {e}"))?;
+        if !device && !interfaces.into_iter().any(|i| i.interface_name == entry.hca) {
+            return Err(format!(
+                "-d: there is no RDMA device and no interface {}; `planespray devices` and `ip link` list them",
+                entry.hca
+            ));
         }
     }
-    match found {
-        Some(addr) => Ok(addr),
-        None if known => Err(format!("interface {name} has no usable address; give it one")),
-        None => Err(format!("there is no interface {name}; `ip link` lists them")),
-    }
+    Ok(())
 }
 
 /// An error line unless `addr` is an address of this machine.
@@ -121,7 +116,8 @@ mod tests {
     #[test]
     fn loopback_is_local() {
         assert!(is_local("127.0.0.9".parse().unwrap()).is_ok());
-        assert_eq!(interface("lo"), Ok("127.0.0.1".parse().unwrap()));
-        assert!(interface("nosuch0").unwrap_err().contains("no interface"));
+        assert_eq!(devices("lo"), Ok(()));
+        assert!(devices("lo,nosuch0").unwrap_err().contains("no interface nosuch0"));
+        assert!(devices("lo:x").unwrap_err().contains("port \"x\""));
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
-use super::api::{LaneStats, PlaneStats, Stats};
+use super::api::{Fabric, LaneStats, PlaneStats, Stats};
 use super::options::{Measure, Operation, Resolved};
 use super::placement::Placement;
 use super::samples::{Sample, Sum, comparable};
@@ -84,6 +84,8 @@ struct Table {
 /// Everything a record is made of.
 pub(super) struct Facts<'a> {
     pub(super) resolved: &'a Resolved,
+    /// What moved the bytes.
+    pub(super) engine: &'static str,
     pub(super) size: u64,
     pub(super) samples: &'a [Sample],
     pub(super) voids: u64,
@@ -115,9 +117,9 @@ impl Record {
             op: measure.op.name(),
             size: facts.size,
             iterations: ours.messages,
-            engine: "embedded",
-            planes: facts.resolved.fabric.planes.len(),
-            lanes: facts.resolved.fabric.planes.len() * usize::from(facts.resolved.fabric.lanes),
+            engine: facts.engine,
+            planes: facts.after.planes.len(),
+            lanes: facts.after.planes.len() * usize::from(facts.resolved.fabric.lanes),
             bw_gbps: bandwidth.then(|| gbps(&ours)),
             msg_rate_mpps: bandwidth.then(|| ours.rate() / 1e6),
             lat_us: lat.map(|l| Percentiles {
@@ -245,7 +247,7 @@ impl Output {
     }
 
     /// What is to be measured, and the heads of the columns.
-    pub(super) fn head(&mut self, resolved: &Resolved) -> io::Result<()> {
+    pub(super) fn head(&mut self, resolved: &Resolved, opened: &Fabric) -> io::Result<()> {
         let (fabric, measure) = (&resolved.fabric, &resolved.measure);
         let name = match self.op {
             Operation::Write => "RDMA_Write",
@@ -254,8 +256,8 @@ impl Output {
         };
         writeln!(self.table, "{RULE}")?;
         writeln!(self.table, "                    {name} {} Test", if self.lat { "Latency" } else { "BW" })?;
-        let addrs: Vec<String> = fabric.planes.iter().map(ToString::to_string).collect();
-        writeln!(self.table, " Engine          : embedded\t\tPlanes          : {}", addrs.join(", "))?;
+        let addrs: Vec<String> = opened.ports().iter().map(|p| p.addr.to_string()).collect();
+        writeln!(self.table, " Engine          : {}\t\tPlanes          : {}", opened.engine(), addrs.join(", "))?;
         writeln!(self.table, " Number of qps   : {} per plane\t\tTransport type  : RoCEv2", fabric.lanes)?;
         let depth = measure.sizes.first().map_or(0, |&s| measure.slots(s));
         writeln!(self.table, " TX depth        : {depth}\t\t\tMtu             : {}[B]", fabric.mtu)?;

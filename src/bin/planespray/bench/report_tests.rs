@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::api::{Injected as Faults, UdpPort};
+use super::super::api::{Engine, Injected as Faults, UdpPort};
 use super::super::client::histogram;
 use super::super::options::{Extent, FabricOptions, Role};
 use super::super::samples::tests::flow;
@@ -13,6 +13,9 @@ fn resolved(lat: bool) -> Resolved {
         role: Role::Both { server_planes: vec![] },
         fabric: FabricOptions {
             planes: vec!["127.0.0.1".parse().unwrap(), "127.0.1.1".parse().unwrap()],
+            device: None,
+            engine: Engine::Auto,
+            probe: true,
             bootstrap_port: 0,
             lanes: 4,
             mtu: 4096,
@@ -76,6 +79,7 @@ fn record(lat: bool) -> Record {
     }
     Record::new(&Facts {
         resolved: &resolved(lat),
+        engine: "embedded",
         size: 1000,
         samples: &[Sample { ours, tcp, placement: Some(Placement::Far) }],
         voids: 2,
@@ -147,6 +151,7 @@ fn latency_has_percentiles_and_no_bandwidth() {
 fn nothing_measured_is_null() {
     let r = Record::new(&Facts {
         resolved: &resolved(false),
+        engine: "embedded",
         size: 8,
         samples: &[],
         voids: 0,

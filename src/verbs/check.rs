@@ -46,7 +46,7 @@ const fn same(a: &[usize], b: &[usize]) -> bool {
     true
 }
 
-const fn sizes<F: Shape>(_: F) -> &'static [usize] {
+const fn sizes<F: Shape + Copy>(_: F) -> &'static [usize] {
     F::SIZES
 }
 

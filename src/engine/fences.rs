@@ -123,6 +123,14 @@ impl<L: Lanes> Core<L> {
         }
     }
 
+    /// A port lost its carrier, or has it back.
+    pub fn port_event(&mut self, now: Time, port: PortId, up: bool) {
+        let event = if up { LaneEvent::PortUp(port) } else { LaneEvent::PortDown(port) };
+        self.lane_event(now, &event);
+        self.pump_all(now);
+        self.lanes.doorbell(now);
+    }
+
     fn disown(&mut self, lane: LaneId) {
         if let Some(owner) = self.owner.get_mut(lane.index()) {
             *owner = NOBODY;

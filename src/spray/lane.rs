@@ -70,6 +70,8 @@ pub(super) struct Lane {
     pub(super) peer_gone: bool,
     /// Chunks posted on it of which nobody knows yet whether they arrived.
     pub(super) limbo: u32,
+    /// Our own end refused a request of the peer's: its queue pair is left as it is until the peer has heard why.
+    pub(super) patient: bool,
     /// The fate of every chunk in limbo was asked for or is known.
     pub(super) settled: bool,
     /// Every life up to this one is gone here.
@@ -120,6 +122,7 @@ impl Lane {
             stage: Stage::Up,
             peer_gone: false,
             limbo: 0,
+            patient: false,
             settled: false,
             fenced: None,
             saying: false,

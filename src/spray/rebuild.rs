@@ -139,6 +139,20 @@ impl Session {
         }
     }
 
+    /// A port has its carrier: what waits to be made there is made now, unless its way is held down.
+    pub(super) fn port_up(&mut self, port: PortId) {
+        let now = self.now;
+        for index in 0..self.lanes.len() {
+            let hold = self.flaps[usize::from(port.0) & 7][usize::from(self.lanes[index].role.peer_port) & 7].hold;
+            let lane = &mut self.lanes[index];
+            if lane.role.port == port && lane.stage == Stage::Gone {
+                lane.back.at = now.max(hold);
+                lane.back.tries = 0;
+            }
+        }
+        self.rebuild_by(now);
+    }
+
     /// True if a way has no open lane and one that is being made.
     fn has_scout(&self, way: (PortId, u8)) -> bool {
         let mut scout = false;

@@ -150,6 +150,8 @@ pub struct Session {
     /// Lanes to probe.
     pub(super) probes: VecDeque<u16>,
     pub(super) lost: Vec<u16>,
+    /// Lanes that flushed what was posted, and nobody has said why.
+    pub(super) unexplained: Vec<u16>,
     /// How each pair of ports is doing.
     pub(super) ways: PerWay<Health>,
     pub(super) flaps: PerWay<Flaps>,
@@ -203,7 +205,7 @@ impl Session {
             pool: EagerPool::new(config.eager_buffers, config.eager_max),
             repost: VecDeque::new(),
             done: VecDeque::with_capacity(WORKING),
-            events: VecDeque::with_capacity(16),
+            events: VecDeque::with_capacity(256),
             scratch: vec![0; slot_bytes as usize],
             now: Time::ZERO,
             retry_at: None,
@@ -227,6 +229,7 @@ impl Session {
             peer_suspect: false,
             probes: VecDeque::new(),
             lost: Vec::new(),
+            unexplained: Vec::new(),
             ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
             flaps: PerWay::default(),
             rebuild_at: None,

@@ -70,6 +70,12 @@ impl Session {
         for index in 0..self.lanes.len() as u16 {
             let others = self.others(index);
             let lane = &mut self.lanes[index as usize];
+            if lane.patient {
+                if lane.path.age(now) >= self.config.silence {
+                    self.no_more_patience(index);
+                }
+                continue;
+            }
             if !lane.open {
                 continue;
             }

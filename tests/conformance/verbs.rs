@@ -47,6 +47,7 @@ fn over(v6: bool, seed: u64, configure: impl Fn(&mut VerbsConfig)) -> Verbs {
         exact_depth: true,
         domains: isolate,
         atomics: true,
+        exact_errors: true,
     };
     let start = Instant::now();
     let mut idle = 0;

@@ -52,6 +52,7 @@ const ROOMS: &[Room] = &[
             "src/verbs/mr.rs",
             "src/verbs/cq.rs",
             "src/verbs/ah.rs",
+            "src/verbs/check.rs",
             "src/verbs/batch.rs",
             "src/verbs/qp.rs",
             "src/verbs/events.rs",

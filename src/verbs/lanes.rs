@@ -15,17 +15,18 @@ use super::device::{Context, devices};
 use super::dl::Library;
 use super::driver::{backend_name, driver_of};
 use super::error::VerbsError;
-use super::events::{AsyncEvent, AsyncEvents};
+use super::events::AsyncEvents;
 use super::lane::{Lane, LaneParts, entries};
 use super::memory::Memory;
 use super::port::{GidKind, LinkLayer, PortState};
 use super::qp::{Peer, Qp, QpSpec, Transport};
+use super::status::refused;
 use crate::class::Ecn;
 use crate::lanes::{
-    Caps, Completion, Control, DeviceRefusal, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes,
-    MAX_PORTS, MrId, Op, PortId, PortInfo, Receive, Status, Window, WindowAccess, WorkRequest,
+    Caps, Completion, Control, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes, MAX_PORTS,
+    MrId, Op, PortId, PortInfo, Receive, Status, Window, WindowAccess, WorkRequest,
 };
-use crate::mem::{MemError, Region};
+use crate::mem::Region;
 use crate::time::{Span, Time};
 
 /// Entries of a completion queue that lanes share.
@@ -44,57 +45,57 @@ const ROCE_PORT: u16 = 4791;
 
 /// Lanes over queue pairs of real devices.
 pub struct VerbsLanes {
-    config: VerbsConfig,
-    caps: Caps,
-    ports: Vec<PortInfo>,
-    links: Vec<Link>,
-    lanes: Vec<Slot>,
-    devices: Vec<Dev>,
-    memory: Memory,
+    pub(super) config: VerbsConfig,
+    pub(super) caps: Caps,
+    pub(super) ports: Vec<PortInfo>,
+    pub(super) links: Vec<Link>,
+    pub(super) lanes: Vec<Slot>,
+    pub(super) devices: Vec<Dev>,
+    pub(super) memory: Memory,
     /// Lanes with requests that wait for the doorbell.
-    unrung: Vec<LaneId>,
+    pub(super) unrung: Vec<LaneId>,
     /// Completions that did not come from the device just now.
-    backlog: VecDeque<Completion>,
-    events: VecDeque<LaneEvent>,
-    rng: fastrand::Rng,
+    pub(super) backlog: VecDeque<Completion>,
+    pub(super) events: VecDeque<LaneEvent>,
+    pub(super) rng: fastrand::Rng,
     /// Since when nothing has completed, in polls and in time.
-    idle_polls: u32,
-    idle_since: Time,
-    asked_events: Time,
-    ask_events: bool,
-    first_queue: usize,
+    pub(super) idle_polls: u32,
+    pub(super) idle_since: Time,
+    pub(super) asked_events: Time,
+    pub(super) ask_events: bool,
+    pub(super) first_queue: usize,
 }
 
 /// A port: what the seam does not need to know of it.
-struct Link {
-    device: usize,
-    number: u8,
-    sgid_index: u8,
-    addr: IpAddr,
+pub(super) struct Link {
+    pub(super) device: usize,
+    pub(super) number: u8,
+    pub(super) sgid_index: u8,
+    pub(super) addr: IpAddr,
 }
 
-struct Dev {
+pub(super) struct Dev {
     /// The queues, before the channel they wake.
-    cqs: Vec<Shared>,
-    channel: CompletionChannel,
-    events: AsyncEvents,
-    context: Arc<Context>,
-    clock: Option<DeviceClock>,
+    pub(super) cqs: Vec<Shared>,
+    pub(super) channel: CompletionChannel,
+    pub(super) events: AsyncEvents,
+    pub(super) context: Arc<Context>,
+    pub(super) clock: Option<DeviceClock>,
     /// The queues will wake whoever sleeps.
-    armed: bool,
+    pub(super) armed: bool,
     /// A wake-up is due that has not come yet.
-    wake_due: bool,
+    pub(super) wake_due: bool,
 }
 
-struct Shared {
+pub(super) struct Shared {
     cq: Cq,
     used: u32,
     broken: bool,
 }
 
-struct Slot {
-    generation: u16,
-    lane: Option<Box<Lane>>,
+pub(super) struct Slot {
+    pub(super) generation: u16,
+    pub(super) lane: Option<Box<Lane>>,
 }
 
 impl VerbsLanes {
@@ -295,83 +296,6 @@ impl VerbsLanes {
         armed
     }
 
-    fn ask_for_events(&mut self) {
-        for d in 0..self.devices.len() {
-            while let Some(event) = self.devices[d].events.next_event() {
-                self.take_event(d, event);
-            }
-        }
-    }
-
-    fn take_event(&mut self, device: usize, event: AsyncEvent) {
-        match event {
-            AsyncEvent::PortActive { port } => self.each_link(device, port, |lanes, i| {
-                lanes.read_again(i);
-                lanes.events.push_back(LaneEvent::PortUp(PortId(i as u8)));
-            }),
-            AsyncEvent::PortError { port } => {
-                self.each_link(device, port, |lanes, i| {
-                    lanes.events.push_back(LaneEvent::PortDown(PortId(i as u8)));
-                });
-            }
-            AsyncEvent::GidChange { port } => self.each_link(device, port, |lanes, i| lanes.read_again(i)),
-            AsyncEvent::QpFatal { qpn } => self.queue_pair_failed(device, qpn, Status::Other),
-            AsyncEvent::QpAccess { qpn } => self.queue_pair_failed(device, qpn, Status::RemoteAccess),
-            AsyncEvent::QpRequest { qpn } => self.queue_pair_failed(device, qpn, Status::RemoteInvalidRequest),
-            // Polling the queue tells which one it was.
-            AsyncEvent::CqError => {}
-            AsyncEvent::DeviceFatal => {
-                for lane in self.lanes.iter_mut().filter_map(|s| s.lane.as_mut()).filter(|l| l.device == device) {
-                    lane.cause.get_or_insert(Status::Other);
-                    lane.abandon(&mut self.backlog);
-                    lane.tell(Status::Other, &mut self.events);
-                }
-                for i in 0..self.links.len() {
-                    if self.links[i].device == device {
-                        self.events.push_back(LaneEvent::PortDown(PortId(i as u8)));
-                    }
-                }
-            }
-            AsyncEvent::Other(_) => {}
-        }
-    }
-
-    fn each_link(&mut self, device: usize, port: u8, mut f: impl FnMut(&mut Self, usize)) {
-        for i in 0..self.links.len() {
-            if self.links[i].device == device && self.links[i].number == port {
-                f(self, i);
-            }
-        }
-    }
-
-    /// Reads a port's MTU and the index of its address again; what cannot be read stays as it was.
-    fn read_again(&mut self, i: usize) {
-        let (Some(link), Some(info)) = (self.links.get_mut(i), self.ports.get_mut(i)) else { return };
-        let context = &self.devices[link.device].context;
-        if let Ok(index) = context.gid_index(link.number, link.addr) {
-            link.sgid_index = index;
-        }
-        if let Ok(attributes) = context.port(link.number)
-            && attributes.mtu != 0
-        {
-            info.mtu = attributes.mtu;
-        }
-    }
-
-    fn queue_pair_failed(&mut self, device: usize, qpn: u32, status: Status) {
-        let lanes = self.lanes.iter_mut().filter_map(|s| s.lane.as_mut());
-        let Some(lane) = lanes.into_iter().find(|l| l.device == device && l.qpn == qpn) else { return };
-        if lane.told {
-            return;
-        }
-        lane.cause.get_or_insert(status);
-        lane.stop(&mut self.backlog);
-        // A completion will say more precisely why, if one is due.
-        if !lane.has_work() {
-            lane.tell(status, &mut self.events);
-        }
-    }
-
     fn route(&self, spec: &LaneSpec, link: &Link, peer: IpAddr) -> Route {
         Route {
             port: link.number,
@@ -459,27 +383,6 @@ fn find_mut(lanes: &mut [Slot], id: LaneId) -> Option<&mut Lane> {
         Some(Slot { generation, lane: Some(lane) }) if u32::from(*generation) == id.0 >> 16 => Some(lane),
         _ => None,
     }
-}
-
-/// The seam's word for what a device said.
-fn refused(e: VerbsError) -> LaneError {
-    let refusal = match &e {
-        VerbsError::OutOfBounds { offset, len, size } => {
-            return MemError::OutOfBounds { offset: *offset, len: *len, size: *size }.into();
-        }
-        VerbsError::Invalid { what, .. } => return LaneError::Invalid { what },
-        VerbsError::MemlockTooSmall { .. } => DeviceRefusal::LockedMemory,
-        VerbsError::QueuePairBudget { .. } => DeviceRefusal::QueuePairBudget,
-        VerbsError::RegistrationsExhausted { .. } => DeviceRefusal::Exhausted,
-        VerbsError::NoGidFor { .. } => DeviceRefusal::Unreachable,
-        VerbsError::Call { errno, .. } => match *errno {
-            libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT => DeviceRefusal::Unreachable,
-            libc::ENOMEM | libc::ENOSPC => DeviceRefusal::Exhausted,
-            _ => DeviceRefusal::Other,
-        },
-        _ => DeviceRefusal::Other,
-    };
-    LaneError::Device { refusal, message: e.to_string() }
 }
 
 impl Control for VerbsLanes {

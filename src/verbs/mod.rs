@@ -20,6 +20,7 @@ pub mod sys;
 mod ah;
 mod batch;
 mod budget;
+mod changes;
 #[cfg(feature = "rdma-sys")]
 mod check;
 mod clock;

@@ -69,7 +69,6 @@ impl Session {
         lane.in_flight = 0;
         lane.outstanding = 0;
         lane.patient = false;
-        self.fences_since.get_or_insert(now);
         self.say_fenced(index);
         self.settle(index);
     }
@@ -83,6 +82,7 @@ impl Session {
         }
         lane.dead = Some(status);
         lane.stage = Stage::Flushing;
+        lane.given_up = self.now;
         lane.path.restart(self.now);
         let (id, role, served) = (lane.id, lane.role, lane.is_serving());
         lane.open = false;
@@ -258,9 +258,6 @@ impl Session {
     pub(super) fn check_settled(&mut self, index: u16) {
         let lane = &self.lanes[index as usize];
         if lane.stage == Stage::Gone && !lane.is_fencing() {
-            if !self.is_fencing() {
-                self.fences_since = None;
-            }
             self.lane_settled(index);
         }
     }

@@ -52,7 +52,11 @@ impl Session {
         match c.status {
             Status::Success => {}
             // An event of the same moment may say why.
-            Status::Flushed if self.lanes[index as usize].dead.is_none() => self.unexplained.push(index),
+            Status::Flushed if self.lanes[index as usize].dead.is_none() => {
+                if self.unexplained.last() != Some(&index) {
+                    self.unexplained.push(index);
+                }
+            }
             status => {
                 self.give_up(index, status, Cause::Completion(status));
                 if c.what == Completed::Request && is_own_fault(status) {

@@ -279,6 +279,7 @@ impl Session {
         let lane = &mut self.lanes[index as usize];
         if lane.stage == Stage::Made {
             lane.stage = Stage::Flushed;
+            lane.given_up = self.now;
             lane.back.offer = None;
             let id = lane.id;
             let life = LaneLife { lane: lane.role.peer_index, generation: lane.role.generation };
@@ -301,6 +302,7 @@ impl Session {
     fn skip_life(&mut self, index: u16, gone: bool) {
         let lane = &mut self.lanes[index as usize];
         lane.role.generation = lane.role.generation.wrapping_add(1);
+        lane.given_up = self.now;
         lane.back.offer = None;
         lane.peer_gone = gone;
         lane.settled = false;

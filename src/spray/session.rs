@@ -133,8 +133,6 @@ pub struct Session {
 
     /// What the driver is to do with lanes.
     pub(super) commands: VecDeque<LaneCommand>,
-    /// When the oldest lane went whose chunks are not all settled.
-    pub(super) fences_since: Option<Time>,
     /// Answers that wait to be written.
     pub(super) answers: u32,
     /// What was posted last was a replay.
@@ -219,7 +217,6 @@ impl Session {
             over: None,
             counts: MessageStats::default(),
             commands: VecDeque::with_capacity(16),
-            fences_since: None,
             answers: 0,
             replayed_last: false,
             watch_at: None,

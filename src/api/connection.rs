@@ -275,6 +275,11 @@ impl Connection {
         !matches!(self.peer.fabric.shared.lock().state(self.peer.session), Some(SessionState::Open))
     }
 
+    /// True if nothing that is sent can arrive any more: dropping the connection then takes no time.
+    pub fn is_peer_gone(&self) -> bool {
+        self.peer.fabric.shared.lock().is_peer_gone(self.peer.session)
+    }
+
     pub(super) fn handle(&self) -> Arc<Peer> {
         self.peer.clone()
     }

@@ -243,6 +243,7 @@ fn embedded(config: &FabricConfig, planes: Vec<IpAddr>) -> Result<Backend, Error
         receive_buffer: config.receive_buffer,
         pcap: config.pcap.clone(),
         fault: config.fault,
+        plane_rate: config.plane_rate,
         ..UdpConfig::default()
     })?;
     let mtu = crate::embedded::PacketIo::ports(&io).iter().map(|p| p.mtu).max().unwrap_or(config.mtu);

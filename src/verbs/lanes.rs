@@ -278,7 +278,7 @@ impl VerbsLanes {
         let mut armed = false;
         for dev in &mut self.devices {
             // A wake-up that nobody waits for any more may still come: that is looked for now and then.
-            if dev.armed && (dev.wake_due || self.idle_polls % IDLE_POLLS == 0) {
+            if dev.armed && (dev.wake_due || self.idle_polls.is_multiple_of(IDLE_POLLS)) {
                 if dev.channel.take() > 0 {
                     (dev.armed, dev.wake_due) = (false, false);
                 } else if now.since(self.idle_since) >= WAKE_FOR {

@@ -20,6 +20,8 @@ pub mod sys;
 mod ah;
 mod batch;
 mod budget;
+#[cfg(feature = "rdma-sys")]
+mod check;
 mod clock;
 mod config;
 mod counters;

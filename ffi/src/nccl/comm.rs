@@ -182,6 +182,7 @@ impl Comm {
                     requests.idle_tests = requests.idle_tests.wrapping_add(1);
                     if requests.idle_tests.is_multiple_of(LOOK_EVERY) {
                         comm.link.progress();
+                        comm.core.tend();
                     }
                     if comm.shared.is_lost(number) {
                         requests.slots[index] = State::Lost;

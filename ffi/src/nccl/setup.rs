@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use planespray::{BootstrapError, Connecting, Error};
@@ -13,17 +14,23 @@ use super::log;
 
 /// The bootstrap listener and the links are looked at no more often.
 const PAUSE: Duration = Duration::from_micros(20);
+/// No more often by those who have other things to do.
+const TEND: Duration = Duration::from_millis(2);
 /// A connection that broke while it came up is tried again after this.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// Counts on when the plugin begins anew: no listener's number comes twice.
+static LAST_LISTENER: AtomicU64 = AtomicU64::new(0);
 
 /// Everything under way.
 #[derive(Default)]
 pub(super) struct Setup {
     links: Vec<Arc<Link>>,
+    /// Links that take no more communicators. They go when that takes no time, since our callers must not wait.
+    over: Vec<Arc<Link>>,
     dials: HashMap<u64, Dial>,
     /// Communicators that peers opened, by our listener.
-    listens: HashMap<u64, VecDeque<(Arc<Link>, Arc<Shared>)>>,
-    last_listener: u64,
+    listens: HashMap<u64, VecDeque<End>>,
     looked: Option<Instant>,
 }
 
@@ -40,10 +47,8 @@ pub(super) type End = (Arc<Link>, Arc<Shared>);
 impl Core {
     /// A new listener, and its handle.
     pub(super) fn listen(&self) -> (u64, Handle) {
-        let mut setup = self.setup.lock();
-        setup.last_listener += 1;
-        let listener = setup.last_listener;
-        setup.listens.insert(listener, VecDeque::new());
+        let listener = LAST_LISTENER.fetch_add(1, Ordering::Relaxed) + 1;
+        self.setup.lock().listens.insert(listener, VecDeque::new());
         let handle = Handle {
             job_key: self.settings.key.is_some(),
             addr: self.listener.local_addr(),
@@ -67,9 +72,9 @@ impl Core {
     /// # Errors
     /// The peer cannot be reached in time, or is none of ours.
     pub(super) fn connect(&self, handle: &Handle) -> Result<Option<End>, Error> {
-        let mut over = Vec::new();
+        let mut gone = Vec::new();
         let mut setup = self.setup.lock();
-        self.look(&mut setup, &mut over);
+        self.look(&mut setup, PAUSE, &mut gone);
         if let Some(link) = setup.links.iter().find(|l| l.peer == handle.peer && l.is_usable()) {
             let end = (link.clone(), link.open(handle.listener));
             setup.dials.remove(&handle.peer);
@@ -113,20 +118,25 @@ impl Core {
     }
 
     /// The receiving end of the next communicator that a peer opened to `listener`.
-    ///
-    /// # Errors
-    /// There is no such listener.
     pub(super) fn accept(&self, listener: u64) -> Option<End> {
-        let mut over = Vec::new();
+        let mut gone = Vec::new();
         let mut setup = self.setup.lock();
-        self.look(&mut setup, &mut over);
+        self.look(&mut setup, PAUSE, &mut gone);
         setup.listens.get_mut(&listener)?.pop_front()
     }
 
-    /// Takes in what arrived; `over` gets links that ended, to be dropped without the lock.
-    fn look(&self, setup: &mut Setup, over: &mut Vec<Arc<Link>>) {
+    /// Answers peers although nobody connects or accepts at the moment.
+    pub(super) fn tend(&self) {
+        let mut gone = Vec::new();
+        if let Some(mut setup) = self.setup.try_lock() {
+            self.look(&mut setup, TEND, &mut gone);
+        }
+    }
+
+    /// Takes in what arrived; `gone` gets links that ended, to be dropped without the lock.
+    fn look(&self, setup: &mut Setup, pause: Duration, gone: &mut Vec<Arc<Link>>) {
         let now = Instant::now();
-        if setup.looked.is_some_and(|at| now.saturating_duration_since(at) < PAUSE) {
+        if setup.looked.is_some_and(|at| now.saturating_duration_since(at) < pause) {
             return;
         }
         setup.looked = Some(now);
@@ -147,18 +157,20 @@ impl Core {
                 }
             }
             if link.is_over() {
-                over.push(setup.links.swap_remove(index));
+                let link = setup.links.swap_remove(index);
+                setup.over.push(link);
             } else {
                 index += 1;
             }
         }
+        gone.extend(setup.over.extract_if(.., |link| link.connection.is_peer_gone()));
     }
 
     /// Gives up what is half made. Called when nobody asks for it any more.
     pub(super) fn abandon(&self) {
         let mut setup = self.setup.lock();
         let dials = std::mem::take(&mut setup.dials);
-        let links = std::mem::take(&mut setup.links);
+        let links = (std::mem::take(&mut setup.links), std::mem::take(&mut setup.over));
         setup.listens.clear();
         drop(setup);
         drop((dials, links));

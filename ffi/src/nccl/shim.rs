@@ -9,7 +9,6 @@ use super::abi::{
 };
 use super::comm::{Comm, Side};
 use super::context::{self, Context, fail, guard};
-use super::core::Core;
 use super::device::{Device, MAX_RECVS};
 use super::handle::Handle;
 use super::log;
@@ -21,10 +20,9 @@ type Handles = *mut *mut DeviceHandle;
 
 const NAME: *const c_char = c"planespray".as_ptr();
 
-/// What a `listenComm` points to.
-struct Listening {
-    core: std::sync::Arc<Core>,
-    listener: u64,
+/// A `listenComm` is the listener's number: setup that NCCL abandons leaves nothing behind.
+fn listener_of(listening: Ptr) -> u64 {
+    listening.addr() as u64
 }
 
 /// Stores to a place of the caller's.
@@ -71,12 +69,13 @@ unsafe extern "C" fn init_v11(
         log::set_logger(logger);
         // SAFETY: NCCL passes null or a valid configuration.
         let class = unsafe { config.as_ref() }.map_or(TRAFFIC_CLASS_UNDEF, |c| c.traffic_class);
-        let context = Box::into_raw(context::init(class)?);
-        // SAFETY: NCCL's place for it; some drivers pass null, and then finalize with null.
-        if !ctx.is_null() {
-            unsafe { ctx.write(context.cast()) };
+        if ctx.is_null() {
+            // A driver that wants no context has none to finalize.
+            return context::init_resident();
         }
-        Ok(())
+        let context = Box::into_raw(context::init(class)?);
+        // SAFETY: NCCL's place for it.
+        unsafe { put(ctx, context.cast()) }
     })
 }
 
@@ -128,9 +127,8 @@ unsafe extern "C" fn listen_v6(dev: c_int, handle: Ptr, comm: Out) -> c_int {
         let (listener, text) = core.listen();
         // SAFETY: NCCL's handle has room for 128 bytes.
         unsafe { handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(text.to_bytes()) };
-        let listening = Box::into_raw(Box::new(Listening { core, listener }));
         // SAFETY: NCCL's place.
-        unsafe { put(comm, listening.cast()) }
+        unsafe { put(comm, std::ptr::without_provenance_mut(listener as usize)) }
     })
 }
 
@@ -194,10 +192,9 @@ unsafe extern "C" fn accept_v6(listening: Ptr, comm: Out) -> c_int {
         reject_null(listening, "listenComm")?;
         // SAFETY: NCCL's place.
         unsafe { put(comm, std::ptr::null_mut()) }?;
-        // SAFETY: `listen` gave it, and it was not closed.
-        let listening = unsafe { &*listening.cast::<Listening>() };
-        if let Some(end) = listening.core.accept(listening.listener) {
-            let end = Comm::new(listening.core.clone(), Side::Receive, end).into_raw();
+        let core = context::core()?;
+        if let Some(end) = core.accept(listener_of(listening)) {
+            let end = Comm::new(core, Side::Receive, end).into_raw();
             // SAFETY: NCCL's place.
             unsafe { put(comm, end) }?;
         }
@@ -421,9 +418,7 @@ unsafe extern "C" fn close_recv(comm: Ptr) -> c_int {
 unsafe extern "C" fn close_listen(listening: Ptr) -> c_int {
     guard("closeListen", || {
         if !listening.is_null() {
-            // SAFETY: made by `Box::into_raw`, and not used again.
-            let listening = unsafe { Box::from_raw(listening.cast::<Listening>()) };
-            listening.core.close_listener(listening.listener);
+            context::core()?.close_listener(listener_of(listening));
         }
         Ok(())
     })

@@ -159,11 +159,14 @@ fn word(seed: u64, i: usize) -> [u8; 8] {
     (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (i as u64).wrapping_mul(0xd1b5_4a32_d192_ed03)).to_le_bytes()
 }
 
+/// A request, its message's number, and the bytes there are for it.
+type UnderWay = (Ptr, usize, usize);
+
 /// A stream of messages in one direction, as far as one end sees it.
 pub struct Stream {
     comm: Ptr,
     sending: bool,
-    slots: Vec<(Buffer, Option<(Ptr, usize, usize)>)>,
+    slots: Vec<(Buffer, Option<UnderWay>)>,
     next: usize,
     over: usize,
     total: usize,

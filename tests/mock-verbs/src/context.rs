@@ -39,7 +39,7 @@ pub(crate) struct MockPd {
     pub(crate) number: Pd,
 }
 
-struct Devices(Vec<Box<ibv_device>>);
+struct Devices(Vec<ibv_device>);
 // SAFETY: never changed after they are made.
 unsafe impl Send for Devices {}
 // SAFETY: as above.
@@ -50,7 +50,7 @@ fn devices() -> &'static Devices {
     DEVICES.get_or_init(|| {
         let make = |(i, name): (usize, String)| {
             // SAFETY: pointers and numbers may be zero.
-            let mut d: Box<ibv_device> = Box::new(unsafe { zeroed() });
+            let mut d: ibv_device = unsafe { zeroed() };
             d.node_type = IBV_NODE_CA;
             d.transport_type = IBV_TRANSPORT_IB;
             copy(&mut d.name, &name);
@@ -83,7 +83,7 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_dev
         return null_mut();
     }
     let n = if control.no_devices { 0 } else { all.0.len() };
-    let mut list: Vec<*mut ibv_device> = all.0[..n].iter().map(|d| std::ptr::from_ref(&**d).cast_mut()).collect();
+    let mut list: Vec<*mut ibv_device> = all.0[..n].iter().map(|d| std::ptr::from_ref(d).cast_mut()).collect();
     list.push(null_mut());
     if !count.is_null() {
         // SAFETY: the caller's number.
@@ -100,7 +100,7 @@ unsafe extern "C" fn ibv_free_device_list(_list: *mut *mut ibv_device) {}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let index = devices().0.iter().position(|d| std::ptr::eq(&**d, device));
+    let index = devices().0.iter().position(|d| std::ptr::eq(d, device));
     let mut w = world();
     let Some(index) = index else {
         set_errno(libc::ENODEV);

@@ -188,6 +188,7 @@ pub(crate) fn install(q: &mut MockQp) {
     ex.wr_complete = Some(complete);
     ex.wr_abort = Some(abort);
     ex.wr_send = Some(send);
+    ex.wr_send_imm = Some(send_imm);
     ex.wr_rdma_write = Some(write);
     ex.wr_rdma_write_imm = Some(write_imm);
     ex.wr_rdma_read = Some(read);
@@ -239,6 +240,10 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
     // SAFETY: as above.
     unsafe { add(qp, SendOp::Send, 0, 0) };
+}
+unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm: __be32) {
+    // SAFETY: as above.
+    unsafe { add(qp, SendOp::SendImm(u32::from_be(imm)), 0, 0) };
 }
 unsafe extern "C" fn write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64) {
     // SAFETY: as above.

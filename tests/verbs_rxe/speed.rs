@@ -200,8 +200,8 @@ fn perftest(words: &str, column: usize) -> f64 {
     let client = Command::new(tool).args(args("h0p0")).arg("10.0.0.2").output().expect("runs");
     let text = String::from_utf8_lossy(&client.stdout);
     assert!(client.status.success() && server.wait().expect("ends").success(), "{words}: {text}");
-    let rows = text.lines().map(|l| l.split_whitespace().map_while(|w| w.parse().ok()).collect::<Vec<f64>>());
-    rows.filter(|row| row.len() > column).last().unwrap_or_else(|| panic!("no table: {text}"))[column]
+    let mut rows = text.lines().map(|l| l.split_whitespace().map_while(|w| w.parse().ok()).collect::<Vec<f64>>());
+    rows.rfind(|row| row.len() > column).unwrap_or_else(|| panic!("no table: {text}"))[column]
 }
 
 fn median(mut all: Vec<f64>) -> f64 {

@@ -14,6 +14,8 @@ use crate::time::{Span, Time};
 
 /// A look that is later than this comes after a pause of ours.
 const PAUSE: Span = Span::from_millis(1);
+/// How far apart a backend's repetitions may be after a long silence.
+const GRACE: Span = Span::from_millis(100);
 /// Looks per threshold.
 const LOOKS: u64 = 8;
 /// A lane may be silent for this many of its round trips at least.
@@ -70,6 +72,10 @@ impl Session {
         // Shorter pauses add up on a busy machine; what a timer is late by does not count.
         let pause = if late > PAUSE { late } else { Span::ZERO };
         let total: u64 = self.delivered.iter().sum();
+        // The first word after a silence of all: the pauses between repetitions have grown meanwhile, on each lane by itself.
+        let back = self.peer_suspect && total != self.last_total;
+        let from = if back { now + GRACE } else { now };
+        let gap = gap || back;
         let mut busy = false;
         let mut lost = std::mem::take(&mut self.lost);
         for index in 0..self.lanes.len() as u16 {
@@ -87,7 +93,7 @@ impl Session {
             busy |= lane.outstanding > 0;
             if lane.outstanding == 0 || gap || lane.delivered() != lane.watch.seen {
                 if gap {
-                    lane.path.restart(now);
+                    lane.path.restart(from);
                 }
                 let after = lane.watch.suspicion.map(|s| now.since(s.since));
                 lane.watch = Watch { seen: lane.delivered(), others, suspicion: None };

@@ -91,7 +91,7 @@ pub(super) fn config(seed: u64, rebuild: bool) -> SessionConfig {
         immediates: 32,
         send_depth: 32,
         channels: 4,
-        slots: 4 << (seed % 4),
+        slots: 4 << (seed / 4 % 3),
         max_sends: 1024,
         max_receives: 1024,
         ..SessionConfig::default()

@@ -65,8 +65,8 @@ pub mod wire;
 
 pub use api::{
     Buffer, CloseReport, Connecting, Connection, Engine, Error, Exposed, ExposedMemory, Fabric, FabricConfig, Fault,
-    Injected, LaneStats, Listener, Memory, Outcome, Pending, PlaneStats, Posted, Refused, RemoteWindow, SendOptions,
-    Stats, UdpPort, Wait, verbs_library,
+    Injected, LaneStats, Listener, Memory, Outcome, Pending, PlaneFault, PlaneStats, Posted, Refused, RemoteWindow,
+    SendOptions, Stats, UdpPort, Wait, verbs_library,
 };
 pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};

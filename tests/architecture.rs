@@ -74,6 +74,7 @@ const ROOMS: &[Room] = &[
             "spray",
             "time",
             "topology",
+            "verbs",
         ],
         &["src/api/buffer.rs", "src/api/memory.rs"],
     ),

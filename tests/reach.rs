@@ -127,6 +127,43 @@ fn the_mtu_and_bursts_give_way_to_what_passes() {
 }
 
 #[test]
+fn a_plane_that_returns_keeps_the_mtu_that_passed() {
+    let rules = [
+        "ip saddr 127.0.5.3 ip daddr 127.0.5.4 meta l4proto udp ip length > 1900",
+        "ip saddr 127.0.5.4 ip daddr 127.0.5.3 meta l4proto udp ip length > 1900",
+    ];
+    in_namespace(&rules, || {
+        let key = JobKey::generate().expect("randomness");
+        let (a, b) = (open(&["127.0.5.1", "127.0.5.3"], &key), open(&["127.0.5.2", "127.0.5.4"], &key));
+        let (ca, cb) = join(&a, &b, LONG);
+        let (ca, cb) = (ca.expect("connects"), cb.expect("accepts"));
+        let alive = || a.stats().lanes.iter().filter(|l| l.plane == 1 && l.alive).count();
+        let all = alive();
+        assert!(all > 0);
+        // The plane goes, and messages go on over the other until it is given up.
+        let gone = "ip saddr 127.0.5.3 ip daddr 127.0.5.4 meta l4proto udp";
+        run("nft add chain ip t gone { type filter hook output priority 1 ; }").expect("a chain");
+        run(&format!("nft add rule ip t gone {gone} drop")).expect("a rule");
+        let end = Instant::now() + LONG;
+        while alive() == all {
+            assert!(Instant::now() < end, "no lane was given up");
+            send((&a, &ca), (&b, &cb), 300_000, 4);
+        }
+        run("nft flush chain ip t gone").expect("the plane is back");
+        let end = Instant::now() + LONG;
+        while alive() < all {
+            assert!(Instant::now() < end, "only {} of {all} lanes returned", alive());
+            send((&a, &ca), (&b, &cb), 300_000, 1);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let before = a.stats().planes[1].bytes;
+        send((&a, &ca), (&b, &cb), 1 << 20, 8);
+        assert!(a.stats().planes[1].bytes > before, "the plane carries messages again");
+        assert!(alive() == all, "and stays");
+    });
+}
+
+#[test]
 fn a_peer_that_no_plane_reaches_is_an_error_soon() {
     // Each plane loses one direction.
     let rules = [

@@ -10,11 +10,14 @@ use crate::lanes::{
 use crate::mem::Region;
 use crate::soft::Udp;
 use crate::time::Time;
+use crate::verbs::VerbsLanes;
 
 /// The engine that a fabric runs.
 pub(super) enum Backend {
     /// Our own queue pairs over UDP sockets.
     Embedded(Box<Embedded<Udp>>),
+    /// Queue pairs of devices, by libibverbs.
+    Verbs(Box<VerbsLanes>),
 }
 
 /// The same call to whichever it is.
@@ -22,6 +25,7 @@ macro_rules! each {
     ($backend:expr, $lanes:ident => $call:expr) => {
         match $backend {
             Backend::Embedded($lanes) => $call,
+            Backend::Verbs($lanes) => $call,
         }
     };
 }
@@ -31,6 +35,7 @@ impl Backend {
     pub(super) fn udp(&self) -> Option<&Udp> {
         match self {
             Backend::Embedded(lanes) => Some(lanes.io()),
+            Backend::Verbs(_) => None,
         }
     }
 
@@ -38,6 +43,7 @@ impl Backend {
     pub(super) fn udp_mut(&mut self) -> Option<&mut Udp> {
         match self {
             Backend::Embedded(lanes) => Some(lanes.io_mut()),
+            Backend::Verbs(_) => None,
         }
     }
 }

@@ -38,6 +38,8 @@ pub struct FabricConfig {
     pub pcap: Option<PathBuf>,
     /// Faults to inject into received packets.
     pub fault: Option<Fault>,
+    /// Bits per second at which each plane sends, for trying out what losing one costs; `None`: as fast as it can.
+    pub plane_rate: Option<u64>,
     /// How [`Pending::wait`](super::Pending::wait) waits.
     pub wait: Wait,
     /// Receives of any size are granted at once, so that small messages can go by RDMA WRITE without asking.
@@ -78,6 +80,7 @@ impl Default for FabricConfig {
             receive_buffer: None,
             pcap: None,
             fault: None,
+            plane_rate: None,
             wait: Wait::default(),
             grant_always: false,
             silence: Duration::from_millis(20),

@@ -8,6 +8,7 @@ use crate::mem::MemError;
 use crate::soft::SoftError;
 use crate::spray::{Failure, Refused};
 use crate::topology::SurveyError;
+use crate::verbs::VerbsError;
 
 /// What went wrong. The text says what was seen, the likely cause and the next step.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,9 @@ pub enum Error {
     /// A list of devices, a topology file or a variable is wrong.
     #[error(transparent)]
     Devices(#[from] SurveyError),
+    /// A device could not be opened or used.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
     /// No device can be used.
     #[error("no usable device: {reasons}")]
     NoDevice {

@@ -269,6 +269,7 @@ impl Rising {
             let mut address = core.lanes().address(lane)?;
             // What the probes showed to pass; the peer says the same of its end.
             address.mtu = self.peering.handshake().mtu(planned).map_or(address.mtu, |m| m.min(address.mtu));
+            address.mtu = address.mtu.min(fabric.config.mtu);
             addresses.push(address);
         }
         Ok(addresses)

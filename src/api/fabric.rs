@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ use crate::mem::Region;
 use crate::soft::{Udp, UdpConfig};
 use crate::spray::SessionConfig;
 use crate::time::Span;
-use crate::topology::ChosenPort;
+use crate::topology::{ChosenPort, interface_speed};
+use crate::verbs::{GidChoice, VerbsConfig, VerbsLanes, VerbsPort};
 
 /// Packets of one burst: 15 of the MTU and the one with the immediate fit one `sendmsg`.
 const BURST_PACKETS: u32 = 15;
@@ -96,9 +98,10 @@ impl Fabric {
                 ));
             }
         };
-        let lanes = match select(config)? {
-            Selected::Embedded(planes) => embedded(config, planes)?,
-            Selected::Verbs(ports) => verbs(&ports)?,
+        let selected = select(config)?;
+        let lanes = match &selected {
+            Selected::Embedded(planes) => embedded(config, planes.clone())?,
+            Selected::Verbs(ports) => verbs(config, ports)?,
         };
         let (ports, engine) = (lanes.ports().to_vec(), lanes.caps().name);
         let system = |call: &'static str| {
@@ -112,8 +115,10 @@ impl Fabric {
         let shared = Shared::new(lanes).map_err(system("epoll_create"))?;
         let helper = shared.helper().map_err(system("clone"))?;
         let nonce = random()?;
-        let root = std::path::Path::new("/");
-        let speeds = ports.iter().map(|p| crate::topology::interface_speed(root, &p.name)).collect();
+        let speeds = match &selected {
+            Selected::Embedded(_) => ports.iter().map(|p| interface_speed(Path::new("/"), &p.name)).collect(),
+            Selected::Verbs(chosen) => chosen.iter().map(|p| p.speed).collect(),
+        };
         let inner = Inner { _helper: helper, shared, config: config.clone(), auth, ports, speeds, nonce, engine };
         Ok(Fabric { inner: Arc::new(inner) })
     }
@@ -243,6 +248,7 @@ fn embedded(config: &FabricConfig, planes: Vec<IpAddr>) -> Result<Backend, Error
         receive_buffer: config.receive_buffer,
         pcap: config.pcap.clone(),
         fault: config.fault,
+        plane_rate: config.plane_rate,
         ..UdpConfig::default()
     })?;
     let mtu = crate::embedded::PacketIo::ports(&io).iter().map(|p| p.mtu).max().unwrap_or(config.mtu);
@@ -259,10 +265,25 @@ fn embedded(config: &FabricConfig, planes: Vec<IpAddr>) -> Result<Backend, Error
 }
 
 /// Verbs over these ports.
-fn verbs(ports: &[ChosenPort]) -> Result<Backend, Error> {
-    let names: Vec<&str> = ports.iter().map(|p| p.device.as_str()).collect();
-    let reasons = format!("{} can be used, but this build has no verbs backend", names.join(", "));
-    Err(Error::NoDevice { reasons })
+fn verbs(config: &FabricConfig, ports: &[ChosenPort]) -> Result<Backend, Error> {
+    for (asked, what) in [(config.pcap.is_some(), "a capture"), (config.fault.is_some(), "fault injection")] {
+        if asked {
+            let what =
+                format!("{what} needs the embedded engine: devices show no packets; set its engine, or leave it out");
+            return Err(Error::Config { what });
+        }
+    }
+    let library = super::select::load()?;
+    let port = |p: &ChosenPort| VerbsPort {
+        device: p.device.clone(),
+        port: p.port,
+        // Its index may be another by now.
+        gid: GidChoice::Address(p.addr),
+        rail: p.place.rail,
+        plane: p.place.plane,
+    };
+    let verbs = VerbsConfig::new(ports.iter().map(port).collect(), random()?);
+    Ok(Backend::Verbs(Box::new(VerbsLanes::open(&library, verbs)?)))
 }
 
 fn random() -> Result<u64, Error> {

@@ -22,6 +22,7 @@ pub use connecting::Connecting;
 pub use connection::{CloseReport, Connection, Refused, SendOptions};
 pub use error::Error;
 pub use fabric::{Fabric, Listener};
+pub use health::PlaneFault;
 pub use memory::{ExposedMemory, Memory, Posted};
 pub use pending::{Outcome, Pending};
 pub use select::verbs_library;

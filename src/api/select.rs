@@ -1,13 +1,15 @@
 //! Which engine a fabric runs, over what.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::config::{Engine, FabricConfig};
 use super::error::Error;
 use crate::lanes::MAX_PORTS;
 use crate::soft::interface_address;
 use crate::topology::{ChosenPort, HcaEntry, Library, Question, Reason, Survey, select as select_gid, survey};
+use crate::verbs::{self, LIBRARY_VARIABLE, VerbsError};
 
 /// Another place than `/` to look for `sys`, `dev` and `proc`, for tests.
 const ROOT: &str = "PLANESPRAY_ROOT";
@@ -21,9 +23,28 @@ pub(super) enum Selected {
     Verbs(Vec<ChosenPort>),
 }
 
-/// Whether libibverbs can be used by this build on this machine.
+/// Whether libibverbs can be used on this machine: it is loaded and asked.
 pub fn verbs_library() -> Library {
-    Library::NotBuilt
+    let absent = |e: VerbsError| match e {
+        VerbsError::LibraryAbsent { path, reason } => Library::Absent { seen: format!("{path}: {reason}") },
+        other => Library::Absent { seen: other.to_string() },
+    };
+    let library = match load() {
+        Ok(library) => library,
+        Err(e) => return absent(e),
+    };
+    match verbs::devices(&library) {
+        // Whether there are devices the kernel's files say, and more about them.
+        Ok(_) | Err(VerbsError::NoDevice) => Library::Present,
+        Err(VerbsError::NoKernelSupport { errno }) => Library::NoKernel { errno },
+        Err(e) => absent(e),
+    }
+}
+
+/// libibverbs, or the library that `PLANESPRAY_IBVERBS` names.
+pub(super) fn load() -> Result<Arc<verbs::Library>, VerbsError> {
+    let path = std::env::var_os(LIBRARY_VARIABLE).filter(|p| !p.is_empty());
+    verbs::Library::load(path.as_deref().map(Path::new))
 }
 
 pub(super) fn select(config: &FabricConfig) -> Result<Selected, Error> {

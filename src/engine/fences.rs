@@ -73,9 +73,10 @@ impl<L: Lanes> Core<L> {
     fn connect(&mut self, now: Time, index: usize, lane: LaneId, number: u16, address: &LaneAddress) {
         let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
         let known = entry.remake.get(usize::from(number)).copied().flatten();
-        let same = known.is_some_and(|(_, was)| (was.addr, was.udp_port) == (address.addr, address.udp_port));
-        if same
-            && self.lanes.connect(lane, address).is_ok()
+        let was = known.map(|(_, was)| was).filter(|was| (was.addr, was.udp_port) == (address.addr, address.udp_port));
+        // What did not pass when the session began does not pass now.
+        let address = was.map(|was| LaneAddress { mtu: address.mtu.min(was.mtu), ..*address });
+        if address.is_some_and(|address| self.lanes.connect(lane, &address).is_ok())
             && let Some(mtu) = self.lanes.lane_mtu(lane)
         {
             entry.session.lane_connected(now, lane, mtu);
@@ -120,6 +121,14 @@ impl<L: Lanes> Core<L> {
                 entry.dirty = true;
             }
         }
+    }
+
+    /// A port lost its carrier, or has it back.
+    pub fn port_event(&mut self, now: Time, port: PortId, up: bool) {
+        let event = if up { LaneEvent::PortUp(port) } else { LaneEvent::PortDown(port) };
+        self.lane_event(now, &event);
+        self.pump_all(now);
+        self.lanes.doorbell(now);
     }
 
     fn disown(&mut self, lane: LaneId) {

@@ -16,11 +16,17 @@ pub struct Entry {
     pub transition: Transition,
 }
 
-/// Allocates only until it is full; then the oldest entries go.
-#[derive(Debug, Default)]
+/// Never allocates again: when it is full the oldest entries go.
+#[derive(Debug)]
 pub struct EventLog {
     entries: VecDeque<Entry>,
     first: u64,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        EventLog { entries: VecDeque::with_capacity(KEPT), first: 0 }
+    }
 }
 
 impl EventLog {

@@ -85,6 +85,11 @@ impl Path {
         self.progress = now;
     }
 
+    /// A time that does not count for ages has passed.
+    pub fn postpone(&mut self, by: Span) {
+        self.progress += by;
+    }
+
     /// Something was posted on the lane while nothing was in flight.
     pub fn on_busy(&mut self, now: Time) {
         self.progress = now;

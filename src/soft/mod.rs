@@ -12,6 +12,7 @@ mod counters;
 mod edge;
 mod error;
 mod fault;
+mod gate;
 mod paths;
 mod ports;
 mod selftest;

@@ -26,6 +26,7 @@ impl Session {
             self.announcements = self.announcements.wrapping_add(1);
             self.queue_record(Class::Latency, Pending::Drain { port: port.0, on, number: self.announcements });
             self.mark(|l| l.role.port == port, OURS, on, Cause::Operator);
+            self.keep_some();
         }
         true
     }
@@ -45,6 +46,14 @@ impl Session {
         }
         *heard = number;
         self.mark(|l| l.role.peer_port == port, PEERS, on, Cause::Peer);
+        self.keep_some();
+    }
+
+    /// Both ends may have taken different ports out of use at the same moment.
+    fn keep_some(&mut self) {
+        if self.control_class(Class::Latency).is_none() || self.data_class(0).is_none() {
+            self.undrain_all();
+        }
     }
 
     fn mark(&mut self, meant: impl Fn(&Lane) -> bool, whose: u8, on: bool, cause: Cause) {

@@ -49,6 +49,10 @@ pub enum LaneCommand {
 impl Session {
     /// The next thing to do with a lane; call until it returns `None`, after any other call.
     pub fn poll_command(&mut self) -> Option<LaneCommand> {
+        while let Some(index) = self.unexplained.pop() {
+            self.give_up(index, Status::Flushed, Cause::Completion(Status::Flushed));
+            self.check_flushed(index);
+        }
         self.commands.pop_front()
     }
 
@@ -64,7 +68,7 @@ impl Session {
         lane.stage = Stage::Gone;
         lane.in_flight = 0;
         lane.outstanding = 0;
-        self.fences_since.get_or_insert(now);
+        lane.patient = false;
         self.say_fenced(index);
         self.settle(index);
     }
@@ -78,6 +82,8 @@ impl Session {
         }
         lane.dead = Some(status);
         lane.stage = Stage::Flushing;
+        lane.given_up = self.now;
+        lane.path.restart(self.now);
         let (id, role, served) = (lane.id, lane.role, lane.is_serving());
         lane.open = false;
         self.set_health(index, Health::Dead, cause);
@@ -91,9 +97,9 @@ impl Session {
         if self.over.is_some() {
             return;
         }
-        self.commands.push_back(LaneCommand::Fence(id));
-        let life = LaneLife { lane: role.peer_index, generation: role.generation };
-        self.queue_record(Class::Latency, Pending::Fence(life));
+        if !self.lanes[index as usize].patient {
+            self.begin_fence(index);
+        }
         if broken(Mutation::FlushWait) {
             self.say_fenced(index);
         }
@@ -111,6 +117,22 @@ impl Session {
             self.no_data_lanes(Failure::Lane { lane: id, status });
         }
         self.check_flushed(index);
+    }
+
+    /// Has a lane moved to ERR at both ends.
+    fn begin_fence(&mut self, index: u16) {
+        let lane = &self.lanes[index as usize];
+        let (id, life) = (lane.id, LaneLife { lane: lane.role.peer_index, generation: lane.role.generation });
+        self.commands.push_back(LaneCommand::Fence(id));
+        self.queue_record(Class::Latency, Pending::Fence(life));
+    }
+
+    /// The peer knows why its request was refused, or has had the time to hear it.
+    pub(super) fn no_more_patience(&mut self, index: u16) {
+        if std::mem::replace(&mut self.lanes[index as usize].patient, false) {
+            self.begin_fence(index);
+            self.check_flushed(index);
+        }
     }
 
     /// No lane is left that could carry chunks.
@@ -136,7 +158,7 @@ impl Session {
     /// Asks for a lane's end once everything that was posted on it has come back.
     pub(super) fn check_flushed(&mut self, index: u16) {
         let lane = &mut self.lanes[index as usize];
-        if lane.stage == Stage::Flushing && lane.outstanding == 0 && lane.credits.is_empty() {
+        if lane.stage == Stage::Flushing && !lane.patient && lane.outstanding == 0 && lane.credits.is_empty() {
             lane.stage = Stage::Flushed;
             let id = lane.id;
             self.commands.push_back(LaneCommand::Destroy(id));
@@ -177,6 +199,9 @@ impl Session {
     pub(super) fn on_fence(&mut self, life: LaneLife) {
         let Some((index, ahead)) = self.lane_said(life) else { return };
         let stage = self.lanes[index as usize].stage;
+        if ahead == 0 {
+            self.no_more_patience(index);
+        }
         if ahead == 0 && stage == Stage::Up {
             self.give_up(index, Status::Flushed, Cause::Peer);
         } else if ahead == 0 && stage == Stage::Made {
@@ -200,6 +225,7 @@ impl Session {
             self.counts.duplicate_records += 1;
             return;
         }
+        self.no_more_patience(index);
         self.give_up(index, Status::Flushed, Cause::Peer);
         self.abandon(index);
         self.lanes[index as usize].peer_gone = true;
@@ -232,9 +258,6 @@ impl Session {
     pub(super) fn check_settled(&mut self, index: u16) {
         let lane = &self.lanes[index as usize];
         if lane.stage == Stage::Gone && !lane.is_fencing() {
-            if !self.is_fencing() {
-                self.fences_since = None;
-            }
             self.lane_settled(index);
         }
     }

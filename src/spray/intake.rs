@@ -6,6 +6,7 @@ use super::failure::{Failure, Violation};
 use super::health::Cause;
 use super::mutation::{Mutation, broken};
 use super::outgoing::Stage;
+use super::replay::is_own_fault;
 use super::session::{Goodbye, NO_LANE, Session};
 use crate::lanes::{Completed, Completion, LaneEvent, Status};
 use crate::time::Time;
@@ -48,8 +49,20 @@ impl Session {
             }
             _ => Ok(()),
         };
-        if c.status != Status::Success {
-            self.give_up(index, c.status, Cause::Completion(c.status));
+        match c.status {
+            Status::Success => {}
+            // An event of the same moment may say why.
+            Status::Flushed if self.lanes[index as usize].dead.is_none() => {
+                if self.unexplained.last() != Some(&index) {
+                    self.unexplained.push(index);
+                }
+            }
+            status => {
+                self.give_up(index, status, Cause::Completion(status));
+                if c.what == Completed::Request && is_own_fault(status) {
+                    self.no_more_patience(index);
+                }
+            }
         }
         if self.lanes[index as usize].dead.is_some() {
             self.check_flushed(index);
@@ -65,10 +78,15 @@ impl Session {
         match *e {
             LaneEvent::LaneError { lane, status } => {
                 if let Some(index) = self.lane_of(lane) {
+                    if is_own_fault(status) && self.lanes[index as usize].dead.is_none() {
+                        // No request of ours came back with it: we refused one of the peer's.
+                        self.lanes[index as usize].patient = true;
+                    }
                     self.give_up(index, status, Cause::Completion(status));
                 }
             }
             LaneEvent::PortDown(port) => self.port_down(port),
+            LaneEvent::PortUp(port) => self.port_up(port),
             _ => {}
         }
     }

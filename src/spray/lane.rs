@@ -70,6 +70,10 @@ pub(super) struct Lane {
     pub(super) peer_gone: bool,
     /// Chunks posted on it of which nobody knows yet whether they arrived.
     pub(super) limbo: u32,
+    /// When it was given up.
+    pub(super) given_up: Time,
+    /// Our own end refused a request of the peer's: its queue pair is left as it is until the peer has heard why.
+    pub(super) patient: bool,
     /// The fate of every chunk in limbo was asked for or is known.
     pub(super) settled: bool,
     /// Every life up to this one is gone here.
@@ -120,6 +124,8 @@ impl Lane {
             stage: Stage::Up,
             peer_gone: false,
             limbo: 0,
+            given_up: Time::ZERO,
+            patient: false,
             settled: false,
             fenced: None,
             saying: false,

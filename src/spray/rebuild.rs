@@ -139,6 +139,20 @@ impl Session {
         }
     }
 
+    /// A port has its carrier: what waits to be made there is made now, unless its way is held down.
+    pub(super) fn port_up(&mut self, port: PortId) {
+        let now = self.now;
+        for index in 0..self.lanes.len() {
+            let hold = self.flaps[usize::from(port.0) & 7][usize::from(self.lanes[index].role.peer_port) & 7].hold;
+            let lane = &mut self.lanes[index];
+            if lane.role.port == port && lane.stage == Stage::Gone {
+                lane.back.at = now.max(hold);
+                lane.back.tries = 0;
+            }
+        }
+        self.rebuild_by(now);
+    }
+
     /// True if a way has no open lane and one that is being made.
     fn has_scout(&self, way: (PortId, u8)) -> bool {
         let mut scout = false;
@@ -265,6 +279,7 @@ impl Session {
         let lane = &mut self.lanes[index as usize];
         if lane.stage == Stage::Made {
             lane.stage = Stage::Flushed;
+            lane.given_up = self.now;
             lane.back.offer = None;
             let id = lane.id;
             let life = LaneLife { lane: lane.role.peer_index, generation: lane.role.generation };
@@ -287,6 +302,7 @@ impl Session {
     fn skip_life(&mut self, index: u16, gone: bool) {
         let lane = &mut self.lanes[index as usize];
         lane.role.generation = lane.role.generation.wrapping_add(1);
+        lane.given_up = self.now;
         lane.back.offer = None;
         lane.peer_gone = gone;
         lane.settled = false;

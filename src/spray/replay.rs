@@ -23,7 +23,7 @@ pub(super) struct Replay {
 }
 
 /// True if the request itself was at fault: another lane would refuse it too.
-fn is_own_fault(status: Status) -> bool {
+pub(super) fn is_own_fault(status: Status) -> bool {
     matches!(
         status,
         Status::RemoteAccess

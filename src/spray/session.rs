@@ -133,8 +133,6 @@ pub struct Session {
 
     /// What the driver is to do with lanes.
     pub(super) commands: VecDeque<LaneCommand>,
-    /// When the oldest lane went whose chunks are not all settled.
-    pub(super) fences_since: Option<Time>,
     /// Answers that wait to be written.
     pub(super) answers: u32,
     /// What was posted last was a replay.
@@ -150,6 +148,8 @@ pub struct Session {
     /// Lanes to probe.
     pub(super) probes: VecDeque<u16>,
     pub(super) lost: Vec<u16>,
+    /// Lanes that flushed what was posted, and nobody has said why.
+    pub(super) unexplained: Vec<u16>,
     /// How each pair of ports is doing.
     pub(super) ways: PerWay<Health>,
     pub(super) flaps: PerWay<Flaps>,
@@ -203,7 +203,7 @@ impl Session {
             pool: EagerPool::new(config.eager_buffers, config.eager_max),
             repost: VecDeque::new(),
             done: VecDeque::with_capacity(WORKING),
-            events: VecDeque::with_capacity(16),
+            events: VecDeque::with_capacity(256),
             scratch: vec![0; slot_bytes as usize],
             now: Time::ZERO,
             retry_at: None,
@@ -217,7 +217,6 @@ impl Session {
             over: None,
             counts: MessageStats::default(),
             commands: VecDeque::with_capacity(16),
-            fences_since: None,
             answers: 0,
             replayed_last: false,
             watch_at: None,
@@ -227,6 +226,7 @@ impl Session {
             peer_suspect: false,
             probes: VecDeque::new(),
             lost: Vec::new(),
+            unexplained: Vec::new(),
             ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
             flaps: PerWay::default(),
             rebuild_at: None,

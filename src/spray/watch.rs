@@ -12,6 +12,8 @@ use super::session::Session;
 use crate::lanes::{Local, Op, PortId, Remote, Status, WorkRequest};
 use crate::time::{Span, Time};
 
+/// A look that is later than this comes after a pause of ours.
+const PAUSE: Span = Span::from_millis(1);
 /// Looks per threshold.
 const LOOKS: u64 = 8;
 /// A lane may be silent for this many of its round trips at least.
@@ -63,13 +65,22 @@ impl Session {
         let Some(due) = self.watch_at.filter(|&at| at <= now) else { return };
         self.watch_at = None;
         // We were not there: what would have come may still wait to be taken in.
-        let gap = now.since(due).as_nanos() > self.config.silence.as_nanos() / 4;
+        let late = now.since(due);
+        let gap = late.as_nanos() > self.config.silence.as_nanos() / 4;
+        // Shorter pauses add up on a busy machine; what a timer is late by does not count.
+        let pause = if late > PAUSE { late } else { Span::ZERO };
         let total: u64 = self.delivered.iter().sum();
         let mut busy = false;
         let mut lost = std::mem::take(&mut self.lost);
         for index in 0..self.lanes.len() as u16 {
             let others = self.others(index);
             let lane = &mut self.lanes[index as usize];
+            if lane.patient {
+                if lane.path.age(now) >= self.config.silence {
+                    self.no_more_patience(index);
+                }
+                continue;
+            }
             if !lane.open {
                 continue;
             }
@@ -87,8 +98,14 @@ impl Session {
                     self.set_health(index, to, Cause::Acknowledged { after });
                 }
                 self.check_ramp(index);
-            } else if self.is_lost(index, others) {
-                lost.push(index);
+            } else {
+                lane.path.postpone(pause);
+                if let Some(s) = &mut lane.watch.suspicion {
+                    s.since += pause;
+                }
+                if self.is_lost(index, others) {
+                    lost.push(index);
+                }
             }
         }
         if total != self.last_total || gap || !busy {
@@ -111,8 +128,7 @@ impl Session {
             self.peer_suspect = true;
             self.peer_event(Health::Healthy, Health::Suspect, Cause::Silence { age: silent, threshold, deliveries: 0 });
         }
-        let fencing = self.fences_since.filter(|_| self.is_fencing());
-        let unanswered = fencing.is_some_and(|since| now.since(since) >= timeout);
+        let unanswered = self.lanes.iter().any(|l| l.is_fencing() && now.since(l.given_up) >= timeout);
         if silent >= timeout || unanswered {
             self.end(Failure::Silent { after: timeout });
             return;

@@ -24,7 +24,9 @@ impl fmt::Display for Reason {
 #[non_exhaustive]
 pub enum NotTaken {
     /// The library is not there.
-    #[error("libibverbs cannot be loaded: {seen}; install it (Debian: libibverbs1 and ibverbs-providers)")]
+    #[error(
+        "libibverbs cannot be loaded: {seen}; install it (Debian: libibverbs1 and ibverbs-providers), or name it in PLANESPRAY_IBVERBS"
+    )]
     LibraryAbsent {
         /// What was seen.
         seen: String,

@@ -28,9 +28,12 @@ pub(crate) struct FakePort {
 
 pub(crate) const V2: &str = "RoCE v2";
 pub(crate) const V1: &str = "IB/RoCE v1";
+// Not every test file needs each of these.
 /// 10.0.0.1
+#[allow(dead_code)]
 pub(crate) const TEN_0: &str = "0000:0000:0000:0000:0000:ffff:0a00:0001";
 /// 10.0.1.1
+#[allow(dead_code)]
 pub(crate) const TEN_1: &str = "0000:0000:0000:0000:0000:ffff:0a00:0101";
 /// fe80::1
 pub(crate) const LOCAL: &str = "fe80:0000:0000:0000:0000:0000:0000:0001";

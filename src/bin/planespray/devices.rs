@@ -34,7 +34,9 @@ pub(crate) enum Failure {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let root = args.root.as_deref().unwrap_or(Path::new("/"));
+    // The same place where a fabric looks.
+    let elsewhere = args.root.clone().or_else(|| std::env::var_os("PLANESPRAY_ROOT").map(PathBuf::from));
+    let root = elsewhere.as_deref().unwrap_or(Path::new("/"));
     let library = match args.root {
         Some(_) => Library::look(root),
         None => verbs_library(),

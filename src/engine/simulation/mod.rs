@@ -2,6 +2,7 @@
 //! seed repeats a run exactly.
 
 mod plain;
+mod promises;
 mod scenario;
 mod world;
 

@@ -23,6 +23,12 @@ pub(super) enum Kind {
     Stops,
     /// Whatever fails comes back, and all of it is in use again 3 s later.
     Returns,
+    /// One plane or path fails silently, and nothing else slows anything down.
+    Quick,
+    /// All planes dark for seconds, then back.
+    Dark,
+    /// Operators take planes out of use, and back.
+    Drains,
     /// What was said of a lost lane is said again when the lane has long returned.
     Echoes,
 }
@@ -36,6 +42,7 @@ enum Act {
     /// The backend moves a lane to ERR by itself.
     Error(usize, usize),
     Stop(usize, Span),
+    Drain(usize, u8, bool),
 }
 
 /// A message under way.
@@ -74,7 +81,7 @@ fn pattern(seed: u64, message: usize, at: usize) -> u8 {
 /// What a buffer's owner writes into it once it is back.
 const USED: u8 = 0x5a;
 
-fn config(seed: u64, rebuild: bool) -> SessionConfig {
+pub(super) fn config(seed: u64, rebuild: bool) -> SessionConfig {
     SessionConfig {
         rebuild,
         nonce: seed,
@@ -104,7 +111,8 @@ pub(super) fn run(seed: u64, kind: Kind) -> Result<Outcome, String> {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x5eed << 40);
     let planes = if kind == Kind::Echoes { 3 } else { rng.u8(2..=4) };
     let rebuild = matches!(kind, Kind::Returns | Kind::Echoes) || rng.bool();
-    let faults = if rng.u8(..4) == 0 {
+    let calm = matches!(kind, Kind::Quick | Kind::Dark | Kind::Drains);
+    let faults = if rng.u8(..4) == 0 && !calm {
         Faults { loss: 0.01, duplicate: 0.01, reorder: 0.05, reorder_by: Span::from_micros(30), ..Faults::default() }
     } else {
         Faults::default()
@@ -115,7 +123,7 @@ pub(super) fn run(seed: u64, kind: Kind) -> Result<Outcome, String> {
         data: rng.u16(1..=2),
         plain: rng.bool(),
         sloth: Span::from_nanos(rng.u64(..30_000)),
-        slow_fence: Span::from_nanos(rng.u64(..4_000_000)),
+        slow_fence: Span::from_nanos(if calm { 0 } else { rng.u64(..4_000_000) }),
         faults,
     };
     let world = World::new(shape, config(seed, rebuild));
@@ -176,7 +184,7 @@ fn acts(rng: &mut fastrand::Rng, kind: Kind, world: &World, span: Span) -> Vec<(
     };
     let victims: Vec<u8> = (0..planes).filter(|&p| p != spared).collect();
     match kind {
-        Kind::Silent => {
+        Kind::Silent | Kind::Quick => {
             let plane = victims[rng.usize(..victims.len())];
             let (path, begin) = (rng.bool(), at(rng));
             let first = cut(rng, plane, path, false);
@@ -192,6 +200,26 @@ fn acts(rng: &mut fastrand::Rng, kind: Kind, world: &World, span: Span) -> Vec<(
                 acts.push((begin, Act::Cut(cut(rng, plane, path, held))));
                 let long = if rng.bool() { 100_000 } else { 60_000_000 };
                 acts.push((begin + Span::from_nanos(rng.u64(..long)), Act::Heal(plane)));
+            }
+        }
+        Kind::Dark => {
+            let begin = at(rng);
+            for plane in 0..planes {
+                for from in 0..2 {
+                    let (a, b) = (address(plane, from), address(plane, 1 - from));
+                    acts.push((begin, Act::Cut(Cut { from: a, to: b, source_port: None, held: false })));
+                }
+                acts.push((begin + Span::from_secs(5), Act::Heal(plane)));
+            }
+        }
+        Kind::Drains => {
+            for _ in 0..rng.usize(1..6) {
+                let (side, plane, begin) = (rng.usize(..2), victims[rng.usize(..victims.len())], at(rng));
+                acts.push((begin, Act::Drain(side, plane, true)));
+                if rng.bool() {
+                    let long = Span::from_nanos(rng.u64(..30_000_000));
+                    acts.push((begin + long, Act::Drain(side, plane, false)));
+                }
             }
         }
         Kind::Echoes => {
@@ -366,6 +394,10 @@ impl Run {
             Act::Error(side, lane) => {
                 let id = self.world.ends[side].lanes[lane];
                 let _ = self.world.ends[side].core.lanes_mut().lanes.fence(id);
+            }
+            Act::Drain(side, plane, on) => {
+                let now = self.world.now;
+                self.world.ends[side].core.drain(now, PortId(plane), on);
             }
             Act::Stop(side, span) => {
                 let until = self.world.now + span;

@@ -6,6 +6,7 @@ mod child;
 mod client;
 mod link;
 mod options;
+mod outage;
 mod parse;
 mod pattern;
 mod placement;
@@ -26,6 +27,7 @@ use child::Server;
 use link::{Link, Pool, Stop};
 pub(crate) use options::Args;
 use options::{Extent, FabricOptions, Resolved, Role};
+use outage::{Observer, Outages};
 use placement::Placement;
 use report::{Facts, Output, Record};
 use samples::Sample;
@@ -119,6 +121,7 @@ fn open(options: &FabricOptions, key: Option<JobKey>) -> Result<Fabric, String> 
         receive_buffer: options.receive_buffer,
         pcap: options.pcap.clone(),
         fault: options.fault,
+        plane_rate: options.plane_rate,
         wait: if options.busy { Wait::Busy } else { Wait::Adaptive },
         grant_always: options.grant_always,
         ..defaults
@@ -251,8 +254,11 @@ impl Run<'_> {
     /// Everything about one size.
     fn size(&mut self, talk: &mut Talk<'_>, output: &mut Output, size: u64) -> Result<Record, String> {
         let measure = &self.resolved.measure;
-        let plan = samples::plan(measure.extent, measure.compare_tcp);
-        let mut retries = samples::retries(measure.extent, plan.len());
+        // Planes are cut in one go, and void or not it happens once.
+        let once = !measure.acts.is_empty();
+        let plan = if once { vec![measure.extent] } else { samples::plan(measure.extent, measure.compare_tcp) };
+        let mut retries = if once { 0 } else { samples::retries(measure.extent, plan.len()) };
+        let mut outages = Outages::default();
         let before = self.link.fabric.stats();
         let (mut all, mut voids) = (Vec::new(), 0);
         let (mut faults, mut retransmits, mut injected) = ([0; 3], 0, [0; 3]);
@@ -277,7 +283,12 @@ impl Run<'_> {
                 break;
             }
             output.progress(&format!("{size} bytes: sample {} of {}", i + 1, plan.len()));
-            let ours = self.sample(talk, size, extent, Transport::Ours)?;
+            let observer = once.then(|| Observer::start(self.link.fabric.clone(), &measure.acts));
+            let ours = self.sample(talk, size, extent, Transport::Ours);
+            if let Some(observer) = observer {
+                outages = observer.finish(ours.as_ref().ok().and_then(|f| f.gaps.as_ref()))?;
+            }
+            let ours = ours?;
             cpus = placement::this_cpu().zip(ours.server_cpu);
             count(&ours);
             let mut tcp = Vec::new();
@@ -313,6 +324,7 @@ impl Run<'_> {
             faults,
             retransmits,
             injected,
+            outages,
             before: &before,
             after: &after,
         }))

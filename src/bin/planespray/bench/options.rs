@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use planespray::class::{Class, Dscp};
 
 use super::api::{Engine, Fault, UdpPort};
+use super::outage::Act;
 use super::parse;
 
 /// Largest message: 2^23 bytes is the end of `-a`, 1 GiB the limit of `-s`.
@@ -109,6 +110,18 @@ pub(crate) struct Args {
     /// Faults in received packets: loss=1%,dup=1%,reorder=1%,seed=N
     #[arg(long, value_parser = parse::fault)]
     fault: Option<Fault>,
+    /// Send no faster than this on each plane: 1gbit, 500mbit
+    #[arg(long, value_name = "RATE", value_parser = parse::rate)]
+    plane_rate: Option<u64>,
+    /// Lose a plane's packets silently, both ways, from then on: 0@2s
+    #[arg(long, value_name = "PLANE@TIME", value_delimiter = ',', value_parser = parse::cut)]
+    cut: Vec<Act>,
+    /// The same, and report the port's carrier as lost
+    #[arg(long, value_name = "PLANE@TIME", value_delimiter = ',', value_parser = parse::cut_event)]
+    cut_event: Vec<Act>,
+    /// Let its packets through again
+    #[arg(long, value_name = "PLANE@TIME", value_delimiter = ',', value_parser = parse::heal)]
+    heal: Vec<Act>,
     /// Damage something that the check must find
     #[arg(long, value_enum)]
     inject: Option<InjectArg>,
@@ -223,6 +236,7 @@ pub(super) struct FabricOptions {
     pub(super) receive_buffer: Option<usize>,
     pub(super) pcap: Option<PathBuf>,
     pub(super) fault: Option<Fault>,
+    pub(super) plane_rate: Option<u64>,
     pub(super) key_file: Option<PathBuf>,
     pub(super) insecure: bool,
     pub(super) busy: bool,
@@ -244,6 +258,8 @@ pub(super) struct Measure {
     pub(super) compare_tcp: bool,
     pub(super) report_gbits: bool,
     pub(super) json: Option<String>,
+    /// What is done to planes meanwhile.
+    pub(super) acts: Vec<Act>,
 }
 
 impl Measure {
@@ -340,6 +356,7 @@ impl Args {
             receive_buffer: self.receive_buffer.map(|b| b as usize),
             pcap: self.pcap,
             fault: self.fault,
+            plane_rate: self.plane_rate,
             key_file: self.key_file,
             insecure: self.insecure,
             busy: !self.wait,
@@ -363,6 +380,9 @@ impl Args {
             (self.inject.is_some(), "--inject"),
             (self.no_verify || self.verify, "--verify and --no-verify"),
             (self.report_gbits, "--report_gbits"),
+            (!self.cut.is_empty(), "--cut"),
+            (!self.cut_event.is_empty(), "--cut-event"),
+            (!self.heal.is_empty(), "--heal"),
         ] {
             if given {
                 return Err(format!("{name} is the client's to say; give it there and not to --server"));
@@ -411,7 +431,9 @@ impl Args {
             compare_tcp: self.compare.is_some(),
             report_gbits: self.report_gbits,
             json: self.json.clone(),
+            acts: [&self.cut[..], &self.cut_event, &self.heal].concat(),
         };
+        self.check_acts(&measure)?;
         for &size in &measure.sizes {
             let slots = measure.slots(size);
             if u64::from(slots) * size > MAX_SLOT_BYTES {
@@ -422,6 +444,24 @@ impl Args {
             }
         }
         Ok(measure)
+    }
+
+    fn check_acts(&self, measure: &Measure) -> Result<(), String> {
+        let Some(last) = measure.acts.iter().map(|a| a.at).max() else { return Ok(()) };
+        let Extent::Duration(whole) = measure.extent else {
+            return Err("--cut and --heal say when; give -D with a duration and not -n".into());
+        };
+        if measure.sizes.len() > 1 || measure.compare_tcp {
+            return Err("--cut and --heal go with one size and without --compare".into());
+        }
+        if last >= whole {
+            return Err(format!(
+                "the last --cut or --heal is at {} s, but the measurement ends at {} s; use a longer -D",
+                last.as_secs_f64(),
+                whole.as_secs_f64()
+            ));
+        }
+        Ok(())
     }
 
     fn role(&self) -> Result<Role, String> {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use planespray::topology::{HcaList, scan};
 
-use super::api::Fault;
+use super::api::{Fault, PlaneFault};
+use super::outage::Act;
 
 /// `65536`, `64K`, `1M`, `1G`; powers of 1024.
 pub(super) fn size(text: &str) -> Result<u64, String> {
@@ -29,6 +30,41 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
         Ok(s) if (0.01..=604_800.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
         _ => Err("a duration is in seconds, 0.01 to 604800".into()),
     }
+}
+
+/// `1gbit`, `500mbit`, `100kbit`: bits per second, powers of 1000.
+pub(super) fn rate(text: &str) -> Result<u64, String> {
+    let lower = text.to_ascii_lowercase();
+    let number = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &lower[number.len()..] {
+        "kbit" | "k" => 1e3,
+        "mbit" | "m" => 1e6,
+        "gbit" | "g" => 1e9,
+        _ => 0.0,
+    };
+    match number.parse::<f64>() {
+        Ok(n) if (1e5..=1e12).contains(&(n * scale)) => Ok((n * scale) as u64),
+        _ => Err("a rate is like 1gbit or 500mbit, 100kbit to 1000gbit".into()),
+    }
+}
+
+/// `PLANE@TIME`, such as `0@2s`.
+fn at(text: &str, fault: PlaneFault) -> Result<Act, String> {
+    let wrong = || format!("{text} is not of the form PLANE@SECONDS, such as 0@2s");
+    let (plane, at) = text.split_once('@').ok_or_else(wrong)?;
+    Ok(Act { plane: plane.parse().map_err(|_| wrong())?, at: seconds(at)?, fault })
+}
+
+pub(super) fn cut(text: &str) -> Result<Act, String> {
+    at(text, PlaneFault::Cut)
+}
+
+pub(super) fn cut_event(text: &str) -> Result<Act, String> {
+    at(text, PlaneFault::CutWithEvent)
+}
+
+pub(super) fn heal(text: &str) -> Result<Act, String> {
+    at(text, PlaneFault::Heal)
 }
 
 /// `loss=1%,dup=1%,reorder=1%,seed=N`.

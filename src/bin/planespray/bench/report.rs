@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::api::{Fabric, LaneStats, PlaneStats, Stats};
 use super::options::{Measure, Operation, Resolved};
+use super::outage::{FaultRow, Outages};
 use super::placement::Placement;
 use super::samples::{Sample, Sum, comparable};
 
@@ -39,6 +40,10 @@ pub(super) struct Record {
     /// Samples in which our own loops stood still for over 10 ms.
     pub(super) voids: u64,
     pub(super) injected: Injected,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) faults: Vec<FaultRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) goodput_after_vs_before: Option<f64>,
     #[serde(skip)]
     table: Table,
 }
@@ -78,6 +83,7 @@ struct Table {
     rate: f64,
     /// Microseconds: least, most, mean, deviation.
     spread: Option<[f64; 4]>,
+    line: Vec<(f64, Vec<f64>)>,
     lanes: Vec<String>,
 }
 
@@ -93,6 +99,7 @@ pub(super) struct Facts<'a> {
     pub(super) faults: [u64; 3],
     pub(super) retransmits: u64,
     pub(super) injected: [u64; 3],
+    pub(super) outages: Outages,
     pub(super) before: &'a Stats,
     pub(super) after: &'a Stats,
 }
@@ -139,7 +146,10 @@ impl Record {
             peer_lat_us: peer_lat,
             voids: facts.voids,
             injected: Injected { loss: facts.injected[0], dup: facts.injected[1], reorder: facts.injected[2] },
+            faults: facts.outages.faults.clone(),
+            goodput_after_vs_before: facts.outages.after_vs_before,
             table: Table {
+                line: facts.outages.line.clone(),
                 peak: ours.peak,
                 rate: ours.rate(),
                 spread: lat.map(|l| [us(l.min()), us(l.max()), l.mean() / 1e3, l.stdev() / 1e3]),
@@ -361,6 +371,24 @@ impl Output {
         if r.injected != Injected::default() {
             let i = r.injected;
             writeln!(self.table, " injected: {} lost, {} duplicated, {} reordered packets", i.loss, i.dup, i.reorder)?;
+        }
+        for f in &r.faults {
+            writeln!(
+                self.table,
+                " plane {} cut at {:.2} s: given up after {} ms, longest standstill {} ms, share back {} s after the heal",
+                f.plane,
+                f.at_s,
+                or_dash(f.detected_ms, 1),
+                or_dash(f.stall_ms, 1),
+                or_dash(f.share_back_s, 2)
+            )?;
+        }
+        if let Some(ratio) = r.goodput_after_vs_before {
+            writeln!(self.table, " goodput after the last heal: {ratio:.3} of that before the first cut")?;
+        }
+        for (at, planes) in &r.table.line {
+            let planes: Vec<String> = planes.iter().map(|g| format!("{g:8.3}")).collect();
+            writeln!(self.table, " {at:6.1} s {} Gb/s", planes.join(" "))?;
         }
         if r.voids > 0 {
             writeln!(self.table, " voids: {} samples in which this machine held us up for over 10 ms", r.voids)?;

@@ -24,6 +24,7 @@ fn resolved(lat: bool) -> Resolved {
             receive_buffer: None,
             pcap: None,
             fault: None,
+            plane_rate: None,
             key_file: None,
             insecure: false,
             busy: true,
@@ -41,6 +42,7 @@ fn resolved(lat: bool) -> Resolved {
             compare_tcp: true,
             report_gbits: true,
             json: None,
+            acts: vec![],
         },
     }
 }
@@ -86,6 +88,7 @@ fn record(lat: bool) -> Record {
         faults: [1, 0, 0],
         retransmits: 7,
         injected: [3, 4, 5],
+        outages: Outages::default(),
         before: &stats([100, 100]),
         after: &stats([850, 350]),
     })
@@ -158,6 +161,7 @@ fn nothing_measured_is_null() {
         faults: [0; 3],
         retransmits: 0,
         injected: [0; 3],
+        outages: Outages::default(),
         before: &stats([0, 0]),
         after: &stats([0, 0]),
     });

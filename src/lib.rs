@@ -64,9 +64,9 @@ pub mod verbs;
 pub mod wire;
 
 pub use api::{
-    Buffer, CloseReport, Connecting, Connection, Engine, Error, Exposed, Fabric, FabricConfig, Fault, Injected,
-    LaneStats, Listener, Memory, Outcome, Pending, PlaneFault, PlaneStats, Posted, Refused, RemoteWindow, SendOptions,
-    Stats, UdpPort, Wait, verbs_library,
+    Buffer, CloseReport, Connecting, Connection, Engine, Error, Exposed, ExposedMemory, Fabric, FabricConfig, Fault,
+    Injected, LaneStats, Listener, Memory, Outcome, Pending, PlaneFault, PlaneStats, Posted, Refused, RemoteWindow,
+    SendOptions, Stats, UdpPort, Wait, verbs_library,
 };
 pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};

@@ -4,7 +4,10 @@ use std::net::IpAddr;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use planespray::{Class, Connection, Error, Fabric, FabricConfig, JobKey, Listener, Memory, Posted, SendOptions};
+use planespray::{
+    Class, Connection, Error, Fabric, FabricConfig, JobKey, Listener, Memory, Posted, RemoteWindow, SendOptions,
+    WindowAccess,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -181,4 +184,50 @@ fn cancelled_sends_end_at_both_ends_and_other_channels_go_on() {
     let mut send = a.send_from(options(2), &ma, 0, 1 << 20).expect("posted");
     assert_eq!(wait(&mut send).expect("sent"), 1 << 20);
     assert_eq!(wait(&mut receive).expect("received"), 1 << 20);
+}
+
+#[test]
+fn windows_of_the_callers_memory_are_written_and_read() {
+    let (fa, fb) = (open(6, 1), open(6, 3));
+    let (a, b) = join(&fa, &fb);
+    let (mut from, mut to, mut back) = (vec![7u8; 50_000], vec![1u8; 60_000], vec![0u8; 50_000]);
+    let (ma, mb, mc) = (register(&fa, &mut from), register(&fb, &mut to), register(&fa, &mut back));
+    let access = WindowAccess { write: true, read: true, atomic: false };
+    assert!(matches!(mb.expose(&b, 60_001, access), Err(Error::Range { .. })));
+    let exposed = mb.expose(&b, 55_000, access).expect("a window");
+    let window = RemoteWindow::from_bytes(&exposed.token()).expect("a token");
+    assert!(matches!(a.write_from(Class::Bulk, &ma, 0, 50_000, &window, 5001), Err(Error::Range { .. })));
+    let mut write = a.write_from(Class::Bulk, &ma, 0, 50_000, &window, 5000).expect("posted");
+    assert_eq!(write.wait(LONG).expect("in time").expect("written"), 50_000);
+    let mut read = a.read_into(Class::Latency, &mc, 0, 50_000, &window, 4000).expect("posted");
+    assert!(read.wait(LONG).expect("in time").is_ok());
+    assert!(read.wait(LONG).is_none(), "a result is taken once");
+    drop((exposed, ma, mb, mc));
+    assert!(to[..5000].iter().all(|&b| b == 1) && to[5000..55_000].iter().all(|&b| b == 7));
+    assert!(back[..1000].iter().all(|&b| b == 1) && back[1000..].iter().all(|&b| b == 7));
+}
+
+#[test]
+fn a_loop_of_the_callers_own_sleeps_on_a_descriptor() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let (fa, fb) = (open(7, 1), open(7, 3));
+    let (a, b) = join(&fa, &fb);
+    let fd = fb.event_fd().expect("a descriptor");
+    let (mut from, mut to) = (vec![5u8; 100_000], vec![0u8; 100_000]);
+    let (ma, mb) = (register(&fa, &mut from), register(&fb, &mut to));
+    let mut receive = b.receive_into(0, &mb, 0, 100_000).expect("posted");
+    let mut send = a.send_from(options(0), &ma, 0, 100_000).expect("posted");
+    let start = Instant::now();
+    let result = loop {
+        assert!(start.elapsed() < LONG, "nobody woke us");
+        // Nothing here drives: the library's own thread does.
+        if receive.is_done() {
+            break receive.take().expect("done");
+        }
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::from(20_000u16)).expect("poll"), 1, "readable when it is over");
+        let _ = nix::unistd::read(fd, &mut [0; 8]).expect("8 bytes");
+    };
+    assert_eq!(result.expect("received"), 100_000);
+    assert_eq!(wait(&mut send).expect("sent"), 100_000);
 }

@@ -2,12 +2,8 @@
 //!
 //! Exported are `ncclNetPlugin_v6` to `ncclNetPlugin_v12` and functions that begin with `spray_`, and nothing else.
 
-mod nccl;
+// What C sees is public; Rust sees nothing of it.
+#![allow(unreachable_pub)]
 
-/// Version of the C ABI that this library speaks; it grows with every incompatible change.
-///
-/// 0 means that nothing but this call is promised yet.
-#[unsafe(no_mangle)]
-pub extern "C" fn spray_abi_version() -> u32 {
-    0
-}
+mod capi;
+mod nccl;

@@ -1,16 +1,20 @@
 //! Memory that the caller owns, registered where it lies: for C callers, whose buffers cannot be moved into ours.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::connection::{Connection, Peer, SendOptions, within};
 use super::error::Error;
 use super::fabric::{Fabric, Inner};
-use crate::engine::{Command, OpId};
-use crate::lanes::{Control, MrId};
+use super::window::{RemoteWindow, TOKEN, window_token};
+use crate::class::Class;
+use crate::engine::{Command, OpId, SessionId};
+use crate::lanes::{Control, MrId, Window, WindowAccess};
 use crate::mem::Region;
-use crate::spray::{Send, Source};
+use crate::spray::{OneSided, Send, Source};
 
 /// A registration of memory that somebody else owns and keeps valid.
 ///
@@ -27,7 +31,47 @@ pub struct Posted {
     op: Option<OpId>,
 }
 
+/// A part of [`Memory`] that one peer may use until this is dropped. Drop it before the memory, and when the peer is known to
+/// be done: what the peer sends afterwards is refused, and costs its lane.
+pub struct ExposedMemory {
+    window: Window,
+    peer: Arc<Peer>,
+}
+
+impl ExposedMemory {
+    /// What the peer makes a [`RemoteWindow`] of. Whoever has it can use the window; it travels only between the two.
+    pub fn token(&self) -> [u8; TOKEN] {
+        window_token(&self.window)
+    }
+}
+
+impl Drop for ExposedMemory {
+    fn drop(&mut self) {
+        self.peer.fabric.shared.lock().lanes_mut().close_window(&self.window);
+    }
+}
+
+impl fmt::Debug for ExposedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ExposedMemory({} bytes)", self.window.len)
+    }
+}
+
 impl Fabric {
+    /// A descriptor that becomes readable when operations have ended, from the first call on; for callers that sleep in a loop
+    /// of their own. Read its 8 bytes, then test what is under way.
+    ///
+    /// # Errors
+    /// The process has no file descriptors left.
+    pub fn event_fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.inner.shared.finished_fd().map_err(|source| Error::System {
+            call: "eventfd",
+            subject: "this process".into(),
+            source,
+            hint: "raise its limits (ulimit -n)",
+        })
+    }
+
     /// Registers `len` bytes at `start`, which stay where they are. `len` may be 0.
     ///
     /// # Errors
@@ -65,6 +109,18 @@ impl Memory {
         let core = self.fabric.shared.lock();
         self.region.detach();
         drop(core);
+    }
+
+    /// Lets the peer of `connection` at the first `len` bytes, until the [`ExposedMemory`] is dropped. Send it
+    /// [`ExposedMemory::token`].
+    ///
+    /// # Errors
+    /// The connection is over, the range leaves the memory, or no keys are left.
+    pub fn expose(&self, connection: &Connection, len: u64, access: WindowAccess) -> Result<ExposedMemory, Error> {
+        within("the registration", 0, len, self.region.len() as u64)?;
+        let peer = connection.handle();
+        let window = peer.fabric.shared.lock().open_window(peer.session, self.mr, len, access)?;
+        Ok(ExposedMemory { window, peer })
     }
 
     fn source(&self, offset: u64, len: u64) -> Result<Source, Error> {
@@ -116,7 +172,58 @@ impl Connection {
         self.post(|session, op| Command::Receive { session, channel, into, ordered: false, op })
     }
 
-    fn post(&self, command: impl FnOnce(crate::engine::SessionId, OpId) -> Command) -> Result<Posted, Error> {
+    /// Writes `len` bytes at `offset` of `memory` to `to_offset` of a window of the peer; otherwise as
+    /// [`Connection::write`].
+    ///
+    /// # Errors
+    /// As for [`Connection::send_from`].
+    pub fn write_from(
+        &self,
+        class: Class,
+        memory: &Memory,
+        offset: u64,
+        len: u64,
+        to: &RemoteWindow,
+        to_offset: u64,
+    ) -> Result<Posted, Error> {
+        let local = memory.source(offset, len)?;
+        self.reach(class, local, to, to_offset, Command::Write)
+    }
+
+    /// Reads `len` bytes at `from_offset` of a window of the peer into `offset` of `memory`.
+    ///
+    /// # Errors
+    /// As for [`Connection::send_from`].
+    pub fn read_into(
+        &self,
+        class: Class,
+        memory: &Memory,
+        offset: u64,
+        len: u64,
+        from: &RemoteWindow,
+        from_offset: u64,
+    ) -> Result<Posted, Error> {
+        let local = memory.source(offset, len)?;
+        self.reach(class, local, from, from_offset, Command::Read)
+    }
+
+    fn reach(
+        &self,
+        class: Class,
+        local: Source,
+        window: &RemoteWindow,
+        window_offset: u64,
+        command: impl FnOnce(SessionId, OneSided) -> Command,
+    ) -> Result<Posted, Error> {
+        within("the peer's window", window_offset, local.len, window.len())?;
+        let (remote_addr, remote_keys) = (window.addr().wrapping_add(window_offset), window.keys());
+        self.post(|session, op| {
+            let Source { mr, region, offset, len } = local;
+            command(session, OneSided { class, mr, region, offset, len, remote_addr, remote_keys, token: op.token() })
+        })
+    }
+
+    fn post(&self, command: impl FnOnce(SessionId, OpId) -> Command) -> Result<Posted, Error> {
         let peer = self.handle();
         let op = peer.begin()?;
         match peer.fabric.shared.submit(command(peer.session, op)) {
@@ -156,6 +263,18 @@ impl Posted {
             Ok(len) => Ok(len as usize),
             Err(failure) => Err(self.peer.failed(failure)),
         })
+    }
+
+    /// True once there is a result to take.
+    pub fn is_done(&self) -> bool {
+        self.op.is_some_and(|op| self.peer.fabric.shared.ops().is_done(op))
+    }
+
+    /// As [`Posted::take`], but waits for at most `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> Option<Result<usize, Error>> {
+        let fabric = self.peer.fabric.clone();
+        fabric.wait_until(timeout, || self.is_done() || self.op.is_none());
+        self.take()
     }
 
     /// As [`Posted::take`], but drives once if it is not over.

@@ -23,7 +23,7 @@ pub use connection::{CloseReport, Connection, Refused, SendOptions};
 pub use error::Error;
 pub use fabric::{Fabric, Listener};
 pub use health::PlaneFault;
-pub use memory::{Memory, Posted};
+pub use memory::{ExposedMemory, Memory, Posted};
 pub use pending::{Outcome, Pending};
 pub use select::verbs_library;
 pub use stats::{Injected, LaneStats, PlaneStats, Stats};

@@ -6,38 +6,38 @@ use std::ffi::{c_char, c_int, c_ulong, c_void};
 use std::mem::{offset_of, size_of};
 
 /// Every call succeeded or failed by one of these.
-pub const SUCCESS: c_int = 0;
+pub(super) const SUCCESS: c_int = 0;
 /// The operating system or the network failed.
-pub const SYSTEM_ERROR: c_int = 2;
+pub(super) const SYSTEM_ERROR: c_int = 2;
 /// The caller broke the interface, or we did.
-pub const INTERNAL_ERROR: c_int = 3;
+pub(super) const INTERNAL_ERROR: c_int = 3;
 /// An argument is out of range.
-pub const INVALID_ARGUMENT: c_int = 4;
+pub(super) const INVALID_ARGUMENT: c_int = 4;
 /// The user's mistake, for example messages of different lengths.
-pub const INVALID_USAGE: c_int = 5;
+pub(super) const INVALID_USAGE: c_int = 5;
 /// The peer is gone or broke the connection.
-pub const REMOTE_ERROR: c_int = 6;
+pub(super) const REMOTE_ERROR: c_int = 6;
 
 /// Bytes of a connection handle.
-pub const HANDLE_BYTES: usize = 128;
+pub(super) const HANDLE_BYTES: usize = 128;
 /// Requests that a receiver may have outstanding on one communicator.
-pub const MAX_REQUESTS: usize = 32;
+pub(super) const MAX_REQUESTS: usize = 32;
 /// `ptrSupport`, and the type of registered memory: host memory.
-pub const PTR_HOST: c_int = 1;
+pub(super) const PTR_HOST: c_int = 1;
 /// A communicator that does not ask for a traffic class.
-pub const TRAFFIC_CLASS_UNDEF: c_int = -1;
+pub(super) const TRAFFIC_CLASS_UNDEF: c_int = -1;
 
 /// Log levels and subsystems.
-pub const LOG_WARN: c_int = 2;
+pub(super) const LOG_WARN: c_int = 2;
 /// As above.
-pub const LOG_INFO: c_int = 3;
+pub(super) const LOG_INFO: c_int = 3;
 /// As above.
-pub const SUBSYS_INIT_NET: c_ulong = 0x11;
+pub(super) const SUBSYS_INIT_NET: c_ulong = 0x11;
 
 /// NCCL's logger: a `printf` with a level, a mask of subsystems, a file and a line.
-pub type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
+pub(super) type Logger = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 /// NCCL's profiler callback, which this plugin never calls.
-pub type Profiler = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> c_int;
+pub(super) type Profiler = unsafe extern "C" fn(*mut *mut c_void, c_int, *mut c_void, i64, *mut c_void) -> c_int;
 
 /// Declares `#[repr(C)]` structs whose size and offsets the compiler checks.
 macro_rules! layout {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use planespray::{Error, Fabric, FabricConfig, JobKey, Listener};
+use planespray::{Engine, Error, Fabric, FabricConfig, JobKey, Listener};
 
 use super::abi::TRAFFIC_CLASS_UNDEF;
 use super::device::Device;
@@ -43,6 +43,7 @@ impl Core {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret).map_err(|e| format!("the system gave no random numbers: {e}"))?;
         let mut config = FabricConfig {
+            engine: Engine::Embedded,
             planes: settings.planes.iter().map(|p| p.1).collect(),
             key: Some(combined(settings.key.as_ref(), &secret)),
             peer_timeout: settings.peer_timeout,

@@ -4,8 +4,6 @@
 //! [`setup`] for connections, [`comm`] for messages. [`links`] joins processes: all communicators of two processes share one
 //! session, in which each has a channel.
 
-// The tests include it as a module of their own.
-#[allow(unreachable_pub)]
 mod abi;
 mod comm;
 mod context;

@@ -37,8 +37,12 @@ pub(super) struct Setup {
 /// A link on the way up.
 struct Dial {
     connecting: Option<Connecting>,
+    /// Why it did not come up.
+    failed: Option<Error>,
     deadline: Instant,
     again: Instant,
+    /// The first failure was logged.
+    told: bool,
 }
 
 /// An end of a communicator that is up.
@@ -76,45 +80,35 @@ impl Core {
         let mut setup = self.setup.lock();
         self.look(&mut setup, PAUSE, &mut gone);
         if let Some(link) = setup.links.iter().find(|l| l.peer == handle.peer && l.is_usable()) {
-            let end = (link.clone(), link.open(handle.listener));
-            setup.dials.remove(&handle.peer);
-            return Ok(Some(end));
+            // A dial that is still under way goes on: its other end may be what we use, when the peer is ourselves.
+            return Ok(Some((link.clone(), link.open(handle.listener))));
         }
         let now = Instant::now();
         let timeout = self.settings.connect_timeout;
         let dial = setup.dials.entry(handle.peer).or_insert_with(|| Dial {
             connecting: None,
+            failed: None,
             deadline: now.checked_add(timeout).unwrap_or(now),
             again: now,
+            told: false,
         });
-        let connecting = match &mut dial.connecting {
-            Some(connecting) => connecting,
-            None if now < dial.again => return Ok(None),
-            none => {
-                let left = dial.deadline.saturating_duration_since(now);
-                none.insert(self.fabric.begin_connect(handle.addr, Some(&self.key_for(&handle.secret)), left)?)
-            }
-        };
-        match connecting.poll() {
-            Ok(None) => Ok(None),
-            Ok(Some(connection)) => {
-                setup.dials.remove(&handle.peer);
-                let link = Link::new(&self.fabric, connection)?;
-                let end = (link.clone(), link.open(handle.listener));
-                setup.links.push(link);
-                Ok(Some(end))
-            }
+        if let Some(error) = dial.failed.take() {
             // A peer that is busy lets a handshake pass; it is there all the same.
-            Err(error) if mends(&error) && now + AGAIN < dial.deadline => {
-                dial.connecting = None;
-                dial.again = now + AGAIN;
-                Ok(None)
-            }
-            Err(error) => {
+            if !mends(&error) || now + AGAIN >= dial.deadline {
                 setup.dials.remove(&handle.peer);
-                Err(error)
+                return Err(error);
             }
+            if !std::mem::replace(&mut dial.told, true) {
+                log::info(&format!("{} is tried again: {error}", handle.addr));
+            }
+            dial.again = now + AGAIN;
         }
+        if dial.connecting.is_none() && now >= dial.again {
+            let left = dial.deadline.saturating_duration_since(now);
+            dial.connecting =
+                Some(self.fabric.begin_connect(handle.addr, Some(&self.key_for(&handle.secret)), left)?);
+        }
+        Ok(None)
     }
 
     /// The receiving end of the next communicator that a peer opened to `listener`.
@@ -145,6 +139,25 @@ impl Core {
             Ok(Some(link)) => setup.links.push(link),
             Ok(None) => {}
             Err(error) => log::warn(&format!("a peer that connected was lost: {error}")),
+        }
+        let mut up = Vec::new();
+        for (&peer, dial) in &mut setup.dials {
+            let Some(connecting) = &mut dial.connecting else { continue };
+            let polled = connecting.poll();
+            match polled.and_then(|up| up.map(|c| Link::new(&self.fabric, c)).transpose()) {
+                Ok(None) => {}
+                Ok(Some(link)) => {
+                    setup.links.push(link);
+                    up.push(peer);
+                }
+                Err(error) => {
+                    dial.connecting = None;
+                    dial.failed = Some(error);
+                }
+            }
+        }
+        for peer in up {
+            setup.dials.remove(&peer);
         }
         let mut index = 0;
         while index < setup.links.len() {

@@ -8,42 +8,20 @@
 #[allow(dead_code)]
 #[path = "../../src/nccl/abi.rs"]
 mod abi;
+mod build;
 mod elf;
 mod net;
 mod play;
 mod scenarios;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
+use build::library;
 use net::VERSIONS;
 
 const SCENARIO: &str = "PLANESPRAY_TEST_SCENARIO";
-const LIBRARY: &str = "PLANESPRAY_TEST_LIBRARY";
 const ARGUMENTS: &str = "PLANESPRAY_TEST_ARGUMENTS";
-
-/// The library, built as this test was: cargo builds no C library for a test.
-fn library() -> PathBuf {
-    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let build = || {
-        if let Some(path) = std::env::var_os(LIBRARY) {
-            return Some(path.into());
-        }
-        let here = std::env::current_exe().expect("a path");
-        let profile = here.ancestors().nth(2).expect("target/PROFILE/deps/test");
-        let name = profile.file_name().and_then(|n| n.to_str()).expect("UTF-8");
-        let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["build", "--quiet", "--package", "planespray-ffi", "--lib", "--profile"])
-            .arg(if name == "debug" { "dev" } else { name })
-            .arg("--target-dir")
-            .arg(profile.parent().expect("target"))
-            .status()
-            .expect("cargo runs");
-        status.success().then(|| profile.join("libplanespray.so"))
-    };
-    BUILT.get_or_init(build).clone().expect("the library builds")
-}
 
 /// A process of this test that plays one scenario on addresses of its own.
 fn start(scenario: &str, arguments: &[&str], planes: &str) -> Child {
@@ -51,7 +29,7 @@ fn start(scenario: &str, arguments: &[&str], planes: &str) -> Child {
         .args(["--exact", "child", "--nocapture", "--test-threads=1"])
         .env(SCENARIO, scenario)
         .env(ARGUMENTS, arguments.join(" "))
-        .env(LIBRARY, library())
+        .env(build::LIBRARY, library())
         .env("PLANESPRAY_PLANES", planes)
         .env_remove("PLANESPRAY_JOB_KEY")
         .stdout(Stdio::piped())

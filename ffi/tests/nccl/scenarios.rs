@@ -33,7 +33,7 @@ pub fn play(scenario: &str, arguments: &[&str]) {
 }
 
 fn begin(version: u32) -> (Library, Net) {
-    let library = Library::open(&crate::library());
+    let library = Library::open(&crate::build::library());
     let mut net = Net::find(&library, version);
     net.init();
     (library, net)
@@ -101,7 +101,7 @@ fn by_name(path: &Path) {
 
 /// Every version at once, each sending to the next one.
 fn mixed() {
-    let library = Library::open(&crate::library());
+    let library = Library::open(&crate::build::library());
     let mut nets: Vec<Net> = VERSIONS.map(|v| Net::find(&library, v)).collect();
     nets.iter_mut().for_each(Net::init);
     for i in 0..nets.len() {
@@ -156,7 +156,7 @@ fn reload(version: u32) {
 }
 
 fn misuse(version: u32) {
-    let library = Library::open(&crate::library());
+    let library = Library::open(&crate::build::library());
     let mut net = Net::find(&library, version);
     assert_eq!(net.properties(0).expect_err("before init"), INTERNAL_ERROR);
     net.init();
@@ -210,7 +210,7 @@ fn misuse(version: u32) {
 }
 
 fn nulls() {
-    let library = Library::open(&crate::library());
+    let library = Library::open(&crate::build::library());
     for version in [11, 6] {
         let mut net = Net::find(&library, version);
         assert_eq!(net.init_with(None, -1), 0);
@@ -442,7 +442,7 @@ fn accept_again(version: u32) {
 fn fork(version: u32) {
     // The test harness has threads, so the child must not touch anything of theirs: it begins anew by exec. What is inherited
     // is a library that was opened and not initialized.
-    let library = Library::open(&crate::library());
+    let library = Library::open(&crate::build::library());
     let mut net = Net::find(&library, version);
     // SAFETY: the child calls only what is allowed between fork and exit: raw system calls through the plugin's own init are
     // not, so it only looks at the table and leaves.

@@ -28,6 +28,15 @@ pub enum Part {
         /// The leaf's port upwards.
         port: u32,
     },
+    /// A link between a switch of the second tier and a core, in both directions.
+    MiddleLink {
+        /// Its plane.
+        plane: u8,
+        /// The switch of the second tier.
+        switch: u32,
+        /// The switch's port upwards.
+        port: u32,
+    },
     /// A host's link into a plane, in both directions.
     HostPort {
         /// The host.
@@ -57,7 +66,7 @@ impl FromStr for Change {
     type Err = ChangeError;
 
     /// `TIME:PART:STATE` with a time such as `50us`, a part such as `plane:0`, `spine:PLANE.SPINE`, `spine:SPINE` (of
-    /// every plane), `link:PLANE.LEAF.PORT` or `host:HOST.PLANE`, and `dead`, `up` or a share such as `0.35`.
+    /// every plane), `link:PLANE.LEAF.PORT`, `agg:PLANE.SWITCH.PORT` (between the upper tiers of three) or `host:HOST.PLANE`, and `dead`, `up` or a share such as `0.35`.
     fn from_str(text: &str) -> Result<Change, ChangeError> {
         let refuse = |what: &str| ChangeError(format!("`{text}`: {what}"));
         let words: Vec<&str> = text.split(':').collect();
@@ -73,8 +82,13 @@ impl FromStr for Change {
             ("spine", &[spine]) => Part::Spine { plane: None, spine },
             ("spine", &[plane, spine]) => Part::Spine { plane: Some(small(plane)?), spine },
             ("link", &[plane, leaf, port]) => Part::Link { plane: small(plane)?, leaf, port },
+            ("agg", &[plane, switch, port]) => Part::MiddleLink { plane: small(plane)?, switch, port },
             ("host", &[host, plane]) => Part::HostPort { host, plane: small(plane)? },
-            _ => return Err(refuse("parts are plane:P, spine:S, spine:P.S, link:P.LEAF.PORT and host:H.P")),
+            _ => {
+                return Err(refuse(
+                    "parts are plane:P, spine:S, spine:P.S, link:P.LEAF.PORT, agg:P.SWITCH.PORT and host:H.P",
+                ));
+            }
         };
         let speed = match state {
             "dead" => 0.0,
@@ -134,6 +148,8 @@ impl Conditions {
             Part::Link { plane: p, leaf, port } => plane(p)
                 .and_then(|()| below(leaf, layout.leaves, "leaves"))
                 .and_then(|()| layout.leaf_link(leaf, port).map(|_| ()).ok_or(format!("a leaf has no port {port}"))),
+            Part::MiddleLink { plane: p, switch, port } => plane(p)
+                .and_then(|()| layout.middle_link(switch, port).map(|_| ()).ok_or("there is no such link".to_string())),
             Part::HostPort { host, plane: p } => plane(p).and_then(|()| below(host, layout.hosts, "hosts")),
         };
         checked.map_err(ChangeError)
@@ -150,6 +166,7 @@ impl Conditions {
                         Part::Spine { plane: None, .. } => true,
                         Part::Spine { plane: Some(plane), .. }
                         | Part::Link { plane, .. }
+                        | Part::MiddleLink { plane, .. }
                         | Part::HostPort { plane, .. } => usize::from(plane) == p,
                         Part::Plane(_) => false,
                     };
@@ -179,6 +196,11 @@ impl Conditions {
                 }
                 Part::Link { plane: p, leaf, port } if p == plane => {
                     for link in layout.leaf_link(leaf, port).into_iter().flatten() {
+                        shares[link as usize] *= speed;
+                    }
+                }
+                Part::MiddleLink { plane: p, switch, port } if p == plane => {
+                    for link in layout.middle_link(switch, port).into_iter().flatten() {
                         shares[link as usize] *= speed;
                     }
                 }

@@ -1,6 +1,6 @@
 //! The switches and links of one plane as numbers, and which links lead to a host.
 
-use super::topo::Topology;
+use super::topo::{Tier, Topology};
 
 /// Numbers of one plane. Switches are counted leaves first, then the tier above them, then the cores.
 ///
@@ -80,6 +80,12 @@ impl Layout {
     /// Switches of the top tier.
     pub(super) fn spines(&self) -> u32 {
         if self.cores > 0 { self.cores } else { self.middles }
+    }
+
+    /// The tier of a switch.
+    pub(super) fn tier(&self, switch: u32, t: &Topology) -> Tier {
+        let above = usize::from(switch >= self.leaves) + usize::from(switch >= self.leaves + self.middles);
+        t.tiers[above]
     }
 
     pub(super) fn hosts_per_leaf(&self) -> u32 {

@@ -3,14 +3,24 @@
 //!
 //! A run is a function of its files, its options and a seed. There is no clock, thread or I/O in it.
 
+mod clock;
+mod fabric;
 mod faults;
+mod flow;
 mod generate;
 mod ideal;
 mod layout;
 mod matrix;
+mod outcome;
+mod packet;
+mod records;
+mod run;
 mod topo;
+mod window;
 
 pub use faults::{Change, ChangeError, Part};
 pub use generate::Pattern;
 pub use matrix::{FlowSpec, LinkFailure, Matrix, MatrixError, Start, Trigger, TriggerKind};
+pub use outcome::{Flowed, Outcome, Times};
+pub use run::{Scenario, ScenarioError, run};
 pub use topo::{Tier, Topology, TopologyError};

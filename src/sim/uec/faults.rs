@@ -10,7 +10,7 @@ use crate::time::Span;
 /// A part of the fabric.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// All links of a plane.
+    /// All links of a plane. In a slow one the ports of hosts still send at full speed: its switches are slow.
     Plane(u8),
     /// All links of a switch of the top tier.
     Spine {
@@ -182,7 +182,11 @@ impl Conditions {
 
     /// The shares of all links of a plane.
     pub(super) fn shares(&self, plane: u8, layout: &Layout) -> Vec<f64> {
-        let mut shares = vec![self.planes[usize::from(plane)]; layout.links() as usize];
+        let speed = self.planes[usize::from(plane)];
+        let mut shares = vec![speed; layout.links() as usize];
+        if speed > 0.0 {
+            shares[..layout.hosts as usize].fill(1.0);
+        }
         for &(part, speed) in &self.parts {
             match part {
                 Part::Spine { plane: p, spine } if p.is_none_or(|p| p == plane) => {

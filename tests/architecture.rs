@@ -29,12 +29,13 @@ const ROOMS: &[Room] = &[
     room("wire", &["class", "seq", "time"], &[]),
     room("lanes", &["class", "mem", "seq", "time"], &[]),
     room("roce", &["class", "hist", "mem", "seq", "time", "wire"], &[]),
+    room("policy", &["time"], &[]),
     room("path", &["class", "hist", "lanes", "seq", "time"], &[]),
     room("congestion", &["class", "hist", "lanes", "path", "seq", "time"], &[]),
     room("spray", &["class", "congestion", "hist", "lanes", "mem", "path", "seq", "time"], &[]),
     room("embedded", &["class", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &[]),
     room("soft", &["class", "embedded", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &["src/soft/udp.rs"]),
-    room("sim", &["class", "embedded", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &[]),
+    room("sim", &["class", "embedded", "hist", "lanes", "mem", "policy", "roce", "seq", "time", "wire"], &[]),
     room("bootstrap", &["class", "lanes", "seq", "time"], &[]),
     room("engine", &["bootstrap", "class", "embedded", "hist", "lanes", "mem", "sim", "soft", "spray", "time"], &[]),
     room(
@@ -45,7 +46,7 @@ const ROOMS: &[Room] = &[
 ];
 
 /// What the command may name of the library besides re-exports of its root.
-const COMMAND_MAY: &[&str] = &["class", "time"];
+const COMMAND_MAY: &[&str] = &["class", "policy", "sim", "time"];
 
 /// Rust source with comments, strings and character literals blanked out; lines stay where they are.
 fn code_only(source: &str) -> String {

@@ -39,14 +39,7 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Tuning {
-        Tuning {
-            mid_trim_cuts: false,
-            penalties: (1, 4),
-            rate_eighths: 2,
-            patience_quarters: 4,
-            silence: 2,
-            slack: 1,
-        }
+        Tuning { mid_trim_cuts: false, penalties: (1, 4), rate_eighths: 2, patience_quarters: 4, silence: 2, slack: 1 }
     }
 }
 
@@ -81,6 +74,9 @@ struct Plane {
     state: State,
     next_probe: Time,
     probe_wait_ns: u64,
+    /// A path of it lost a packet; which delivered since.
+    wary: bool,
+    seen: u64,
     ring: [u8; RING],
     head: u8,
     proven: u8,
@@ -112,6 +108,8 @@ impl Balancer {
             state: State::Up,
             next_probe: Time::ZERO,
             probe_wait_ns: 4 * rtt_ns,
+            wary: false,
+            seen: 0,
             ring: [0; RING],
             head: 0,
             proven: 0,
@@ -178,6 +176,10 @@ impl Balancer {
         let penalty = &mut p.penalty[usize::from(pick.path) % PATHS];
         if *penalty != QUARANTINE {
             *penalty = QUARANTINE;
+            if !p.wary {
+                (p.wary, p.seen) = (true, 0);
+            }
+            p.seen &= !(1 << (pick.path % 64));
             if self.quarantined == 0 {
                 self.probe_wait_ns = 4 * self.rtt_ns;
                 self.next_probe = now + Span::from_nanos(self.probe_wait_ns);
@@ -188,6 +190,11 @@ impl Balancer {
 }
 
 impl Plane {
+    /// The paths that may be tried: after a loss only those that delivered since, once they are some.
+    fn trusted(&self) -> u64 {
+        if self.wary && self.seen.count_ones() >= u32::from(self.paths.min(8)) { self.seen } else { u64::MAX }
+    }
+
     fn path(&mut self, slack: u32, random: &mut fastrand::Rng) -> u8 {
         let n = self.paths;
         // Above the average, rounded up.
@@ -202,24 +209,29 @@ impl Plane {
             }
         }
         let mut best = (u16::MAX, 0);
-        for _ in 0..4 {
+        let trusted = self.trusted();
+        for i in 0..4 {
             let path = random.u8(..n);
             let at = usize::from(path);
             let penalty = self.penalty[at];
-            if penalty == QUARANTINE {
+            if penalty == QUARANTINE || trusted >> at & 1 == 0 {
                 continue;
             }
             let score = u16::from(self.out[at]) + u16::from(penalty);
             if score < best.0 {
                 best = (score, path);
             }
-            self.penalty[at] = penalty.saturating_sub(1);
+            // One of four forgives, or bad paths are tried again too soon.
+            if i == 0 {
+                self.penalty[at] = penalty.saturating_sub(1);
+            }
         }
         if best.0 == u16::MAX {
-            // Four in quarantine: any that is not, and if all are, any.
+            // None of four: any that is trusted and not in quarantine, and if all are, any.
             let start = random.u8(..n);
-            let all = (0..n).map(|i| (start + i) % n);
-            return all.clone().find(|&p| self.penalty[usize::from(p)] != QUARANTINE).unwrap_or(start);
+            let mut all = (0..n).map(|i| (start + i) % n);
+            let good = |&p: &u8| self.penalty[usize::from(p)] != QUARANTINE && trusted >> p & 1 == 1;
+            return all.find(good).unwrap_or(start);
         }
         best.1
     }
@@ -229,7 +241,8 @@ impl Plane {
         self.others = all;
         if let Some(rtt) = rtt {
             let rtt = u32::try_from(rtt.as_nanos()).unwrap_or(u32::MAX);
-            self.smoothed_ns = if self.smoothed_ns == 0 { rtt } else { self.smoothed_ns - self.smoothed_ns / 8 + rtt / 8 };
+            self.smoothed_ns =
+                if self.smoothed_ns == 0 { rtt } else { self.smoothed_ns - self.smoothed_ns / 8 + rtt / 8 };
             self.longest_ns[0] = self.longest_ns[0].max(rtt);
         }
         self.in_epoch += 1;
@@ -237,7 +250,8 @@ impl Plane {
         if passed >= epoch_ns {
             let sample = u64::from(self.in_epoch) * 256 * epoch_ns / passed;
             let sample = sample.min(1 << 24) as u32;
-            self.rate = if self.epoch == Time::ZERO { sample } else { (self.rate * (8 - eighths) + sample * eighths) / 8 };
+            self.rate =
+                if self.epoch == Time::ZERO { sample } else { (self.rate * (8 - eighths) + sample * eighths) / 8 };
             self.epoch = now;
             self.in_epoch = 0;
             self.longest_ns = [0, self.longest_ns[0]];
@@ -261,10 +275,12 @@ impl Policy for Balancer {
 
     fn delivered(&mut self, now: Time, report: Report) {
         self.delivered += 1;
-        let (all, rtt_ns, eighths, penalty) = (self.delivered, self.rtt_ns, self.tuning.rate_eighths, self.tuning.penalties.0);
+        let (all, rtt_ns, eighths, penalty) =
+            (self.delivered, self.rtt_ns, self.tuning.rate_eighths, self.tuning.penalties.0);
         let Some(p) = self.gone(report.pick) else { return };
         p.delivery(now, all, report.rtt, rtt_ns, eighths);
         let at = usize::from(report.pick.path) % PATHS;
+        p.seen |= 1 << at;
         if p.penalty[at] == QUARANTINE {
             return;
         }

@@ -3,6 +3,7 @@
 
 mod bench;
 mod say;
+mod sim;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,8 @@ enum What {
     /// Without a host both ends run here, as two processes. With --server it waits for one client; with a
     /// host it is the client.
     Bench(Box<bench::Args>),
+    /// Simulates flows over planes of switches, and says how long they took under a balancing policy.
+    Sim(Box<sim::Args>),
 }
 
 /// Exit code for options that are unknown or contradict each other.
@@ -43,6 +46,10 @@ fn main() -> ExitCode {
     match command.what {
         What::Bench(args) => match args.resolve() {
             Ok(role) => bench::run(role),
+            Err(what) => usage(&what),
+        },
+        What::Sim(args) => match args.resolve() {
+            Ok(plan) => sim::execute(&plan),
             Err(what) => usage(&what),
         },
     }

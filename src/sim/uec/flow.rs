@@ -38,7 +38,8 @@ pub(super) struct Flow {
     told: u64,
     /// It waits for its host's turn.
     pub(super) waits: bool,
-    pub(super) timer_runs: bool,
+    /// When its timer event is due; later than any if there is none.
+    pub(super) timer_at: u64,
     /// When the newest packet of each plane that arrived had been sent.
     newest: Vec<u64>,
     pub(super) tally: FlowTally,
@@ -88,7 +89,7 @@ impl Flow {
             in_flight: 0,
             told: 0,
             waits: false,
-            timer_runs: false,
+            timer_at: u64::MAX,
             newest: vec![0; planes.into()],
             tally: FlowTally::default(),
             expected: 0,
@@ -315,18 +316,53 @@ impl Flow {
         self.policy.probed(time(now), p.pick);
     }
 
+    pub(super) fn dbg(&mut self) -> String {
+        let again = self.records.first_again();
+        let outs: Vec<_> = (0..self.records.planes()).map(|p| self.records.longest_out(p)).collect();
+        format!(
+            "infl {} win {} oldest {} next {} total {} again {:?} outs {:?}",
+            self.in_flight,
+            self.window.size(),
+            self.records.oldest,
+            self.records.next,
+            self.total,
+            again,
+            outs
+        )
+    }
+
+    /// True if everything was sent at least once.
+    pub(super) fn is_tail(&self) -> bool {
+        self.records.next == self.total
+    }
+
     /// When the timer is to run out next.
     pub(super) fn deadline(&mut self, rules: &Rules) -> Option<u64> {
-        let oldest = (0..self.records.planes()).filter_map(|p| self.records.longest_out(p)).map(|(at, _)| at).min();
-        oldest.map(|at| at + rules.rto)
+        let planes = 0..self.records.planes();
+        planes.filter_map(|p| self.records.longest_out(p).map(|(at, seq)| at + self.allowed(rules, p, seq))).min()
+    }
+
+    /// How long a packet may be out. When all is sent, no later packet will show that one is lost, so a policy's
+    /// patience counts twice, once for each packet.
+    fn allowed(&self, rules: &Rules, plane: usize, seq: u32) -> u64 {
+        let tail = self.is_tail() && self.records.get(seq).before == 0;
+        match self.policy.patience(plane as u8) {
+            Some(patience) if tail => rules.rto.min(patience.as_nanos() * 2000),
+            _ => rules.rto,
+        }
     }
 
     /// The timer ran out: everything that is out for too long is sent again.
     pub(super) fn timer(&mut self, rules: &Rules, now: u64) {
         for plane in 0..self.records.planes() {
             while let Some((at, seq)) = self.records.longest_out(plane) {
-                if at + rules.rto > now {
+                let allowed = self.allowed(rules, plane, seq);
+                if at + allowed > now {
                     break;
+                }
+                if allowed < rules.rto {
+                    self.put_aside(rules, now, seq);
+                    continue;
                 }
                 let size = self.size_of(rules, seq);
                 let pick = self.records.get(seq).pick;

@@ -317,6 +317,9 @@ impl Run {
             Kind::Answer => flow.probed(now, &p),
         }
         let flow = &mut self.flows[p.flow as usize];
+        if std::env::var("DBG").is_ok() && now > 230_000_000 {
+            eprintln!("{} flow {} {:?} {}", now / 1000, p.flow, p.kind, flow.dbg());
+        }
         if flow.finished.is_none()
             && let Some(probe) = flow.probe(p.flow, now)
         {
@@ -367,9 +370,12 @@ impl Run {
         let flow = &mut self.flows[name as usize];
         let Some(packet) = flow.send(&self.rules, name, now, &mut self.random) else { return false };
         let host = flow.from;
-        if !flow.timer_runs {
-            flow.timer_runs = true;
-            self.fabric.clock.at(now + self.rules.rto, Happens::Timer(name));
+        if flow.timer_at == u64::MAX {
+            flow.timer_at = now + self.rules.rto;
+            self.fabric.clock.at(flow.timer_at, Happens::Timer(name));
+        }
+        if flow.is_tail() {
+            self.arm(name);
         }
         self.busy(host, packet.size.into());
         self.fabric.send(host, packet);
@@ -428,18 +434,26 @@ impl Run {
     fn timer(&mut self, name: u32) {
         let now = self.fabric.clock.now();
         let flow = &mut self.flows[name as usize];
-        flow.timer_runs = false;
-        if flow.finished.is_some() {
+        if flow.finished.is_some() || now < flow.timer_at {
             return;
         }
+        flow.timer_at = u64::MAX;
         if flow.deadline(&self.rules).is_some_and(|at| at <= now) {
             flow.timer(&self.rules, now);
         }
-        if let Some(at) = self.flows[name as usize].deadline(&self.rules) {
-            self.flows[name as usize].timer_runs = true;
+        self.arm(name);
+        self.go_on(name);
+    }
+
+    /// Sets a flow's timer if it is to run out earlier than it would.
+    fn arm(&mut self, name: u32) {
+        let flow = &mut self.flows[name as usize];
+        if let Some(at) = flow.deadline(&self.rules)
+            && at < flow.timer_at
+        {
+            flow.timer_at = at;
             self.fabric.clock.at(at, Happens::Timer(name));
         }
-        self.go_on(name);
     }
 
     fn outcome(&self, s: &Scenario, seed: u64) -> Outcome {

@@ -10,6 +10,8 @@ mod kind;
 mod planespray;
 mod reps;
 mod simple;
+#[cfg(test)]
+mod tests;
 
 pub use chunks::{ChunkRule, Chunks};
 pub use kind::{Kind, KindError, Setup};
@@ -62,6 +64,11 @@ pub trait Policy: Send {
     /// True if such a trimmed packet is to make the window smaller.
     fn trim_cuts(&self, _last_hop: bool) -> bool {
         true
+    }
+
+    /// The median round trip: a window is cut only if that is long, not because one path is. `None` if every path counts.
+    fn typical_rtt(&self) -> Option<Span> {
+        None
     }
 
     /// How long a packet may be overtaken on a plane before it is lost; `None` leaves it to the timer.

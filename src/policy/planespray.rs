@@ -35,11 +35,21 @@ pub struct Tuning {
     pub silence: u32,
     /// A proven path is used if no more is out on it than this many packets above the plane's average.
     pub slack: u32,
+    /// The window is cut by the median of round trips instead of each.
+    pub median: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Tuning {
-        Tuning { mid_trim_cuts: false, penalties: (1, 4), rate_eighths: 2, patience_quarters: 4, silence: 2, slack: 1 }
+        Tuning {
+            mid_trim_cuts: false,
+            penalties: (1, 4),
+            rate_eighths: 2,
+            patience_quarters: 8,
+            silence: 2,
+            slack: 1,
+            median: true,
+        }
     }
 }
 
@@ -50,8 +60,8 @@ pub struct Balancer {
     rtt_ns: u64,
     /// Deliveries on all planes.
     delivered: u64,
-    /// Planes that were given up and not told yet, as bits.
-    to_tell: u8,
+    /// The median round trip, which follows its samples in small steps.
+    median_ns: u32,
     /// Paths in quarantine over all planes; while there are any, unproven paths are not trusted with much.
     quarantined: u32,
     next_probe: Time,
@@ -77,6 +87,10 @@ struct Plane {
     /// A path of it lost a packet; which delivered since.
     wary: bool,
     seen: u64,
+    /// Packets lost since the last that was delivered.
+    lost: u32,
+    /// Picks, of which each 64th explores.
+    picks: u8,
     ring: [u8; RING],
     head: u8,
     proven: u8,
@@ -110,6 +124,8 @@ impl Balancer {
             probe_wait_ns: 4 * rtt_ns,
             wary: false,
             seen: 0,
+            lost: 0,
+            picks: 0,
             ring: [0; RING],
             head: 0,
             proven: 0,
@@ -122,7 +138,7 @@ impl Balancer {
             tuning,
             rtt_ns,
             delivered: 0,
-            to_tell: 0,
+            median_ns: u32::try_from(rtt_ns).unwrap_or(u32::MAX),
             quarantined: 0,
             next_probe: Time::ZERO,
             probe_wait_ns: 4 * rtt_ns,
@@ -199,7 +215,9 @@ impl Plane {
         let n = self.paths;
         // Above the average, rounded up.
         let fair = (self.in_flight + u32::from(n) - 1) / u32::from(n) + slack;
-        while self.proven > 0 {
+        self.picks = (self.picks + 1) % 64;
+        // A path that nobody proves would never be tried again.
+        while self.proven > 0 && self.picks != 0 {
             let oldest = (self.head + RING as u8 - self.proven) % RING as u8;
             self.proven -= 1;
             let path = self.ring[usize::from(oldest)];
@@ -239,6 +257,7 @@ impl Plane {
     fn delivery(&mut self, now: Time, all: u64, rtt: Option<Span>, epoch_ns: u64, eighths: u32) {
         self.last_delivery = now;
         self.others = all;
+        self.lost = 0;
         if let Some(rtt) = rtt {
             let rtt = u32::try_from(rtt.as_nanos()).unwrap_or(u32::MAX);
             self.smoothed_ns =
@@ -275,6 +294,12 @@ impl Policy for Balancer {
 
     fn delivered(&mut self, now: Time, report: Report) {
         self.delivered += 1;
+        if let Some(rtt) = report.rtt {
+            let step = (self.rtt_ns / 32).max(1) as u32;
+            let longer = rtt.as_nanos() > u64::from(self.median_ns);
+            self.median_ns =
+                if longer { self.median_ns.saturating_add(step) } else { self.median_ns.saturating_sub(step) };
+        }
         let (all, rtt_ns, eighths, penalty) =
             (self.delivered, self.rtt_ns, self.tuning.rate_eighths, self.tuning.penalties.0);
         let Some(p) = self.gone(report.pick) else { return };
@@ -301,6 +326,7 @@ impl Policy for Balancer {
         // It says that the plane is alive, but not how fast it is.
         p.last_delivery = now;
         p.others = all;
+        p.lost = 0;
         let penalty = &mut p.penalty[usize::from(pick.path) % PATHS];
         if !last_hop && *penalty != QUARANTINE {
             *penalty = (*penalty + by).min(MOST);
@@ -308,12 +334,16 @@ impl Policy for Balancer {
     }
 
     fn timed_out(&mut self, now: Time, pick: Pick) {
-        self.gone(pick);
+        if let Some(p) = self.gone(pick) {
+            p.lost += 1;
+        }
         self.quarantine(now, pick);
     }
 
     fn lost(&mut self, now: Time, pick: Pick) {
-        self.gone(pick);
+        if let Some(p) = self.gone(pick) {
+            p.lost += 1;
+        }
         if self.is_up(pick.plane) {
             self.quarantine(now, pick);
         }
@@ -321,6 +351,10 @@ impl Policy for Balancer {
 
     fn trim_cuts(&self, last_hop: bool) -> bool {
         last_hop || self.tuning.mid_trim_cuts
+    }
+
+    fn typical_rtt(&self) -> Option<Span> {
+        self.tuning.median.then_some(Span::from_nanos(self.median_ns.into()))
     }
 
     fn patience(&self, plane: u8) -> Option<Span> {
@@ -336,7 +370,7 @@ impl Policy for Balancer {
         for (i, p) in self.planes.iter_mut().enumerate() {
             let silence = (u64::from(self.tuning.silence) * self.rtt_ns).max(3 * u64::from(p.smoothed_ns));
             if p.state == State::Up
-                && p.in_flight >= 4
+                && p.in_flight + p.lost >= 4
                 && now.since(p.last_delivery).as_nanos() > silence
                 && self.delivered - p.others >= 16
             {
@@ -388,10 +422,13 @@ impl Policy for Balancer {
         }
         p.last_delivery = now;
         p.others = all;
+        p.lost = 0;
+        p.seen |= 1 << (pick.path % 64);
         let penalty = &mut p.penalty[usize::from(pick.path) % PATHS];
         if *penalty == QUARANTINE {
             *penalty = MOST;
             self.quarantined = self.quarantined.saturating_sub(1);
+            p.wary = p.penalty.contains(&QUARANTINE);
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::fabric::HEADER;
 use super::packet::{Kind, NONE, Packet};
 use super::records::{Records, State};
-use super::window::{Law, Window};
+use super::window::{Law, Sample, Window};
 use crate::policy::{Pick, Policy, Report};
 use crate::time::{Span, Time};
 
@@ -239,7 +239,13 @@ impl Flow {
             }
         }
         self.policy.acknowledged(time(now), report);
-        self.window.acknowledged(&rules.law, now, new as u32, rtt, p.marked, self.in_flight);
+        let typical = self.policy.typical_rtt().map(|t| t.as_nanos() * 1000);
+        self.window.acknowledged(
+            &rules.law,
+            now,
+            Sample { bytes: new as u32, rtt, typical, marked: p.marked },
+            self.in_flight,
+        );
         if self.records.oldest == self.total {
             self.finished = Some(now);
             self.records.clear();
@@ -279,6 +285,11 @@ impl Flow {
                 self.put_aside(rules, now, seq);
             }
         }
+        self.find_silent(rules, now);
+    }
+
+    /// Gives up all that is out on planes that the policy gave up.
+    fn find_silent(&mut self, rules: &Rules, now: u64) {
         while let Some(plane) = self.policy.given_up(time(now)) {
             while let Some((_, seq)) = self.records.longest_out(plane.into()) {
                 self.put_aside(rules, now, seq);
@@ -316,21 +327,6 @@ impl Flow {
         self.policy.probed(time(now), p.pick);
     }
 
-    pub(super) fn dbg(&mut self) -> String {
-        let again = self.records.first_again();
-        let outs: Vec<_> = (0..self.records.planes()).map(|p| self.records.longest_out(p)).collect();
-        format!(
-            "infl {} win {} oldest {} next {} total {} again {:?} outs {:?}",
-            self.in_flight,
-            self.window.size(),
-            self.records.oldest,
-            self.records.next,
-            self.total,
-            again,
-            outs
-        )
-    }
-
     /// True if everything was sent at least once.
     pub(super) fn is_tail(&self) -> bool {
         self.records.next == self.total
@@ -343,11 +339,11 @@ impl Flow {
     }
 
     /// How long a packet may be out. When all is sent, no later packet will show that one is lost, so a policy's
-    /// patience counts twice, once for each packet.
+    /// patience alone decides, once for each packet.
     fn allowed(&self, rules: &Rules, plane: usize, seq: u32) -> u64 {
         let tail = self.is_tail() && self.records.get(seq).before == 0;
         match self.policy.patience(plane as u8) {
-            Some(patience) if tail => rules.rto.min(patience.as_nanos() * 2000),
+            Some(patience) if tail => rules.rto.min(patience.as_nanos() * 1000),
             _ => rules.rto,
         }
     }
@@ -373,6 +369,7 @@ impl Flow {
                 self.policy.timed_out(time(now), pick);
             }
         }
+        self.find_silent(rules, now);
     }
 
     /// Bytes that may be in flight, and ever.

@@ -15,6 +15,8 @@ mod outcome;
 mod packet;
 mod records;
 mod run;
+#[cfg(test)]
+mod tests;
 mod topo;
 mod window;
 

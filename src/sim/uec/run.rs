@@ -317,9 +317,6 @@ impl Run {
             Kind::Answer => flow.probed(now, &p),
         }
         let flow = &mut self.flows[p.flow as usize];
-        if std::env::var("DBG").is_ok() && now > 230_000_000 {
-            eprintln!("{} flow {} {:?} {}", now / 1000, p.flow, p.kind, flow.dbg());
-        }
         if flow.finished.is_none()
             && let Some(probe) = flow.probe(p.flow, now)
         {

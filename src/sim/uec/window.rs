@@ -42,6 +42,18 @@ impl Law {
     }
 }
 
+/// What an acknowledgement tells.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    /// New bytes.
+    pub(super) bytes: u32,
+    /// The round trip of the packet that caused it, if it is known.
+    pub(super) rtt: Option<u64>,
+    /// The median of round trips, if the policy separates bad paths from a full receiver.
+    pub(super) typical: Option<u64>,
+    pub(super) marked: bool,
+}
+
 /// A window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
@@ -114,17 +126,10 @@ impl Window {
         self.delay += DELAY_WEIGHT * (sample - self.delay);
     }
 
-    /// An acknowledgement of so many new bytes; the round trip is that of the packet that caused it, if it is known.
-    pub(super) fn acknowledged(
-        &mut self,
-        law: &Law,
-        now: u64,
-        bytes: u32,
-        rtt: Option<u64>,
-        marked: bool,
-        in_flight: i64,
-    ) {
-        let bytes = f64::from(bytes);
+    /// An acknowledgement.
+    pub(super) fn acknowledged(&mut self, law: &Law, now: u64, sample: Sample, in_flight: i64) {
+        let Sample { rtt, marked, .. } = sample;
+        let bytes = f64::from(sample.bytes);
         self.achieved += bytes;
         self.since_adjusted += bytes;
         self.ignored += bytes;
@@ -134,10 +139,13 @@ impl Window {
             delay = rtt - self.base_rtt;
             self.smooth(law, delay, marked);
         }
-        if self.quick(law, now, false, marked, delay, in_flight) {
+        let typical = sample.typical.map(|t| t.saturating_sub(self.base_rtt));
+        let common = typical.map_or(delay, |t| t.min(delay));
+        if self.quick(law, now, false, marked, common, in_flight) {
             return;
         }
         match (marked, delay >= law.target) {
+            (true, true) if common < law.target => {}
             (false, true) => self.increase += law.fair * bytes,
             (false, false) => {
                 self.grow_fast(law, bytes, delay);
@@ -145,7 +153,7 @@ impl Window {
                     self.increase += law.alpha * bytes * (law.target - delay) as f64;
                 }
             }
-            (true, true) => self.decrease(law, now),
+            (true, true) => self.decrease(law, now, typical.map_or(self.delay, |t| t as f64)),
             (true, false) => {}
         }
         self.clamp(law);
@@ -175,12 +183,12 @@ impl Window {
         self.fast = false;
     }
 
-    fn decrease(&mut self, law: &Law, now: u64) {
+    fn decrease(&mut self, law: &Law, now: u64, delay: f64) {
         self.fast = false;
         self.fast_bytes = 0.0;
         let target = law.target as f64;
-        if self.delay > target && now - self.decreased > self.base_rtt {
-            self.size *= (1.0 - DECREASE * (self.delay - target) / self.delay).max(0.5);
+        if delay > target && now - self.decreased > self.base_rtt {
+            self.size *= (1.0 - DECREASE * (delay - target) / delay).max(0.5);
             self.decreased = now;
         }
     }
@@ -251,8 +259,9 @@ mod tests {
     fn little_delivered_and_a_trim_adapt_it_at_once() {
         let law = law();
         let mut w = Window::new(&law);
-        w.acknowledged(&law, 1, 16_600, Some(8_000_000), false, 400_000);
-        w.acknowledged(&law, 2, 16_600, Some(8_000_000), false, 400_000);
+        let sample = Sample { bytes: 16_600, rtt: Some(8_000_000), typical: None, marked: false };
+        w.acknowledged(&law, 1, sample, 400_000);
+        w.acknowledged(&law, 2, sample, 400_000);
         w.trimmed(&law, 20_000_000, 4150, 300_000);
         assert_eq!(w.size(), 16_600, "what arrived since the first acknowledgement");
     }
@@ -270,8 +279,11 @@ mod tests {
                 match what {
                     0 => w.trimmed(&law, now, 4150, 200_000),
                     1 => w.timed_out(&law, 4150),
-                    2 => w.acknowledged(&law, now, bytes, None, marked, 200_000),
-                    _ => w.acknowledged(&law, now, bytes, Some(3_000_000 + passed), marked, 200_000),
+                    _ => {
+                        let rtt = (what == 2).then_some(3_000_000 + passed);
+                        let typical = (bytes % 2 == 0).then_some(now % 30_000_000);
+                        w.acknowledged(&law, now, Sample { bytes, rtt, typical, marked }, 200_000);
+                    }
                 }
                 prop_assert!((4150..=550_275).contains(&w.size()), "{}", w.size());
             }

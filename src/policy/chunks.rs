@@ -98,7 +98,7 @@ impl Chunks {
                 let known = self.lanes.iter().filter(|l| l.rate > 0);
                 let (sum, count) = known.fold((0, 0), |(s, c), l| (s + l.rate, c + 1));
                 // A lane that was never measured is taken for an average one.
-                let usual = if count > 0 { (sum / count).max(1) } else { 1000 };
+                let usual = u64::checked_div(sum, count).unwrap_or(1000).max(1);
                 let start = random.usize(..n);
                 let expected = |l: &Lane| {
                     u64::from(l.posted + u32::from(self.packets)) * 1_000_000 / if l.rate > 0 { l.rate } else { usual }

@@ -214,7 +214,7 @@ impl Plane {
     fn path(&mut self, slack: u32, random: &mut fastrand::Rng) -> u8 {
         let n = self.paths;
         // Above the average, rounded up.
-        let fair = (self.in_flight + u32::from(n) - 1) / u32::from(n) + slack;
+        let fair = self.in_flight.div_ceil(u32::from(n)) + slack;
         self.picks = (self.picks + 1) % 64;
         // A path that nobody proves would never be tried again.
         while self.proven > 0 && self.picks != 0 {

@@ -278,7 +278,7 @@ impl Fabric {
             _ if adaptive => self.shortest(first, n),
             _ => {
                 let flow = u64::from(p.flow) << 32 | u64::from(p.pick.path) << 1 | u64::from(p.kind >= Kind::Ack);
-                (u64::from(hash(flow ^ self.salts[l.to as usize])) * u64::from(n) >> 32) as u32
+                ((u64::from(hash(flow ^ self.salts[l.to as usize])) * u64::from(n)) >> 32) as u32
             }
         };
         if self.queues.adaptive {

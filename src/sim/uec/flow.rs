@@ -49,7 +49,7 @@ pub(super) struct Flow {
     unacknowledged: u32,
     ahead: u32,
     owed: bool,
-    /// Retransmission timer, unless planes taught otherwise.
+    /// Packets that arrived again; bytes that arrived by plane.
     pub(super) spurious: u64,
     pub(super) plane_bytes: Vec<u64>,
 }
@@ -370,12 +370,6 @@ impl Flow {
             }
         }
         self.find_silent(rules, now);
-    }
-
-    /// Bytes that may be in flight, and ever.
-    #[cfg(test)]
-    pub(super) fn window(&self) -> (i64, i64) {
-        (self.window.size(), self.window.most())
     }
 }
 

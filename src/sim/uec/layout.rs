@@ -92,10 +92,6 @@ impl Layout {
         self.hosts_per_leaf
     }
 
-    pub(super) fn leaf_of(&self, host: u32) -> u32 {
-        self.leaf_of[host as usize]
-    }
-
     /// From a host to its leaf.
     pub(super) fn host_up(&self, host: u32) -> u32 {
         host

@@ -57,17 +57,15 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) struct Packets {
     all: Vec<Packet>,
     free: u32,
-    live: u32,
 }
 
 impl Packets {
     pub(super) fn new() -> Packets {
-        Packets { all: Vec::new(), free: NONE, live: 0 }
+        Packets { all: Vec::new(), free: NONE }
     }
 
     #[inline]
     pub(super) fn add(&mut self, packet: Packet) -> u32 {
-        self.live += 1;
         if self.free == NONE {
             self.all.push(packet);
             return self.all.len() as u32 - 1;
@@ -80,14 +78,8 @@ impl Packets {
 
     #[inline]
     pub(super) fn remove(&mut self, at: u32) {
-        self.live -= 1;
         self.all[at as usize].next = self.free;
         self.free = at;
-    }
-
-    /// Packets that exist.
-    pub(super) fn live(&self) -> u32 {
-        self.live
     }
 }
 

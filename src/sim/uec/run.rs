@@ -346,18 +346,20 @@ impl Run {
 
     /// Sends what a flow may send, or lets it wait for its host's turn.
     fn go_on(&mut self, name: u32) {
-        let flow = &mut self.flows[name as usize];
-        let host = flow.from;
-        while !flow.waits && flow.may_send(&self.rules) {
-            if self.hosts[host as usize].busy == self.ports {
-                self.hosts[host as usize].waiting.push_back(name);
+        loop {
+            let flow = &mut self.flows[name as usize];
+            if flow.waits || !flow.may_send(&self.rules) {
+                return;
+            }
+            let host = &mut self.hosts[flow.from as usize];
+            if host.busy == self.ports {
+                host.waiting.push_back(name);
                 flow.waits = true;
                 return;
             }
             if !self.send(name) {
                 return;
             }
-            return self.go_on(name);
         }
     }
 

@@ -184,7 +184,7 @@ fn build(nodes: Option<u32>, count: Option<u32>, pod: Option<u32>, drafts: &[Dra
         if least == 0 || (!top && up == 0) {
             return Err(format!("tier {i} has a speed, radix or bundle of 0"));
         }
-        if !top && up % tier.bundle != 0 {
+        if !top && !up.is_multiple_of(tier.bundle) {
             return Err(format!("`Radix_Up {up}` of tier {i} is not a multiple of `Bundle {}`", tier.bundle));
         }
         if let Some(stated) = d.oversubscribed
@@ -204,13 +204,13 @@ fn fits(t: &Topology) -> Result<(), String> {
     if t.hosts == 0 || t.hosts > MOST || t.tiers.iter().any(|tier| tier.down > MOST || tier.up > MOST) {
         return Err(format!("between 1 and {MOST} hosts and ports are simulated"));
     }
-    if t.pod == 0 || t.hosts % t.pod != 0 {
+    if t.pod == 0 || !t.hosts.is_multiple_of(t.pod) {
         return Err(format!("`Nodes {}` is not a multiple of `Podsize {}`", t.hosts, t.pod));
     }
     if t.tiers.len() == 2 && t.pod != t.hosts {
         return Err(format!("with two tiers there is one pod, but `Podsize` is {} and `Nodes` {}", t.pod, t.hosts));
     }
-    if t.pod % t.tiers[0].down != 0 {
+    if !t.pod.is_multiple_of(t.tiers[0].down) {
         return Err(format!("`Podsize {}` is not a multiple of the leaves' `Radix_Down {}`", t.pod, t.tiers[0].down));
     }
     let leaves = t.pod / t.tiers[0].down;

@@ -104,11 +104,6 @@ impl Window {
         self.size as i64
     }
 
-    /// Bytes that may ever be in flight.
-    pub(super) fn most(&self) -> i64 {
-        self.most as i64
-    }
-
     fn clamp(&mut self, law: &Law) {
         self.size = self.size.min(self.most).max(law.full);
     }

@@ -52,6 +52,7 @@ pub mod hist;
 pub mod lanes;
 pub mod mem;
 pub mod path;
+pub mod policy;
 pub mod roce;
 pub mod seq;
 pub mod sim;

@@ -33,12 +33,13 @@ const ROOMS: &[Room] = &[
     room("lanes", &["class", "mem", "seq", "time"], &[]),
     room("topology", &["lanes"], &[]),
     room("roce", &["class", "hist", "mem", "seq", "time", "wire"], &[]),
+    room("policy", &["time"], &[]),
     room("path", &["class", "hist", "lanes", "seq", "time"], &[]),
     room("congestion", &["class", "hist", "lanes", "path", "seq", "time"], &[]),
     room("spray", &["class", "congestion", "hist", "lanes", "mem", "path", "seq", "time"], &[]),
     room("embedded", &["class", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &[]),
     room("soft", &["class", "embedded", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &["src/soft/udp.rs"]),
-    room("sim", &["class", "embedded", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &[]),
+    room("sim", &["class", "embedded", "hist", "lanes", "mem", "policy", "roce", "seq", "time", "wire"], &[]),
     room(
         "verbs",
         &["class", "lanes", "mem", "seq", "time"],
@@ -82,7 +83,7 @@ const ROOMS: &[Room] = &[
 ];
 
 /// What the command may name of the library besides re-exports of its root.
-const COMMAND_MAY: &[&str] = &["class", "time", "topology"];
+const COMMAND_MAY: &[&str] = &["class", "policy", "sim", "time", "topology"];
 
 /// Rust source with comments, strings and character literals blanked out; lines stay where they are.
 fn code_only(source: &str) -> String {

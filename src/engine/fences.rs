@@ -96,8 +96,8 @@ impl<L: Lanes> Core<L> {
     /// Takes a local port out of use for every session, or back. False, and nothing is changed, if a session has no other
     /// port that could carry on.
     pub fn drain(&mut self, now: Time, port: PortId, on: bool) -> bool {
-        let ready = |e: &&Box<super::core::Entry>| e.ready && e.state == SessionState::Open;
-        let mut sessions = self.slots.iter().filter_map(|s| s.entry.as_ref()).filter(ready);
+        let ready = |e: &&super::core::Entry| e.ready && e.state == SessionState::Open;
+        let mut sessions = self.slots.iter().filter_map(|s| s.entry.as_deref()).filter(ready);
         if on && !sessions.all(|e| e.session.can_drain(port)) {
             return false;
         }

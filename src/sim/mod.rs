@@ -5,6 +5,7 @@
 
 mod fabric;
 mod net;
+pub mod uec;
 
 pub use fabric::{Fabric, FabricPort, FabricStats, Hop, LinkSpec, LinkState, Shape, Transit};
 pub use net::{Cut, Faults, Net, NetStats, SimIo, SimPort};

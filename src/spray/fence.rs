@@ -281,7 +281,7 @@ impl Session {
         let Some((index, _)) = self.lane_with(ask.life) else { return Err(Violation::Fence) };
         let fenced = self.lanes[index as usize].fenced;
         // Before our queue pair was gone nobody could know.
-        if !fenced.is_some_and(|f| ask.life.generation.wrapping_sub(f) as i16 <= 0) && !broken(Mutation::Generation) {
+        if fenced.is_none_or(|f| ask.life.generation.wrapping_sub(f) as i16 > 0) && !broken(Mutation::Generation) {
             return Err(Violation::Fence);
         }
         if self.answers >= MAX_ANSWERS {

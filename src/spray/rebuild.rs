@@ -200,7 +200,7 @@ impl Session {
     pub(super) fn on_offer(&mut self, offer: Offer) {
         let Some((index, ahead)) = self.lane_with(offer.life) else { return };
         let lane = &mut self.lanes[index as usize];
-        if ahead < 0 || ahead > 1 || (ahead == 0 && lane.stage != Stage::Made) || !self.config.rebuild {
+        if !(0..=1).contains(&ahead) || (ahead == 0 && lane.stage != Stage::Made) || !self.config.rebuild {
             self.counts.duplicate_records += 1;
             return;
         }

@@ -4,6 +4,7 @@
 mod bench;
 mod devices;
 mod say;
+mod sim;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,8 @@ enum What {
     Bench(Box<bench::Args>),
     /// Lists RDMA devices, their ports and addresses, and says which engine runs over which of them, and why.
     Devices(devices::Args),
+    /// Simulates flows over planes of switches, and says how long they took under a balancing policy.
+    Sim(Box<sim::Args>),
 }
 
 /// Exit code for options that are unknown or contradict each other.
@@ -55,6 +58,10 @@ fn main() -> ExitCode {
                 say::say(what);
                 ExitCode::FAILURE
             }
+        },
+        What::Sim(args) => match args.resolve() {
+            Ok(plan) => sim::execute(&plan),
+            Err(what) => usage("sim", &what),
         },
     }
 }

@@ -96,18 +96,18 @@ impl World {
                         LaneKind::Data => (config.send_depth, config.immediates),
                     };
                     let mut made = Vec::new();
-                    for side in 0..2 {
+                    for (core, domain) in cores.iter_mut().zip(domains) {
                         let spec = LaneSpec {
                             port: PortId(plane),
-                            domain: domains[side],
+                            domain,
                             class,
                             dscp: Dscp::default(),
                             send_depth,
                             receive_depth,
                             entropy,
                         };
-                        let lane = cores[side].0.lanes_mut().create(&spec).expect("room for a lane");
-                        let address = cores[side].0.lanes().address(lane).expect("it is there");
+                        let lane = core.0.lanes_mut().create(&spec).expect("room for a lane");
+                        let address = core.0.lanes().address(lane).expect("it is there");
                         made.push((lane, spec, address));
                     }
                     for side in 0..2 {

@@ -110,9 +110,9 @@ impl World {
                         let address = core.0.lanes().address(lane).expect("it is there");
                         made.push((lane, spec, address));
                     }
-                    for side in 0..2 {
+                    for (side, core) in cores.iter_mut().enumerate() {
                         let (lane, _, _) = made[side];
-                        cores[side].0.lanes_mut().connect(lane, &made[1 - side].2).expect("connects");
+                        core.0.lanes_mut().connect(lane, &made[1 - side].2).expect("connects");
                         let role = LaneRole {
                             port: PortId(plane),
                             peer_port: plane,

@@ -55,6 +55,7 @@ const ROOMS: &[Room] = &[
             "src/verbs/batch.rs",
             "src/verbs/qp.rs",
             "src/verbs/events.rs",
+            "src/verbs/check.rs",
         ],
     ),
     room("bootstrap", &["class", "lanes", "seq", "time", "topology"], &[]),

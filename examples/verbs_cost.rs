@@ -20,8 +20,6 @@ mod mock;
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use std::time::Instant;
-
     use planespray::class::{Class, Dscp};
     use planespray::lanes::{
         Completed, Completion, Control, Domain, LaneId, LaneSpec, Lanes, Local, Op, PortId, Remote, Status, WorkRequest,
@@ -47,6 +45,14 @@ mod linux {
             let goal = if beyond <= 25.0 { "within" } else { "above" };
             println!("lanes by {name}: {ours:.1} ns, {beyond:.1} ns beyond the bare calls ({goal} the goal of 25 ns)");
         }
+    }
+
+    /// CPU time of this thread: others may run beside it.
+    fn cpu_ns() -> u64 {
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: fills a structure of our own.
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
     }
 
     /// The least of several measurements: others disturb, nothing helps.
@@ -89,7 +95,7 @@ mod linux {
         };
         let mut out = [blank; 2 * BATCH];
         let mut done = 0;
-        let start = Instant::now();
+        let start = cpu_ns();
         for round in 0..ROUNDS {
             let now = Time::ZERO + Span::from_nanos(1000 * round as u64);
             for i in 0..BATCH {
@@ -105,9 +111,9 @@ mod linux {
             let got = lanes.poll(now, &mut out);
             done += out[..got].iter().filter(|c| c.status == Status::Success && c.lane != LaneId(0)).count();
         }
-        let took = start.elapsed();
+        let took = cpu_ns() - start;
         assert_eq!(done, ROUNDS * BATCH, "every chunk completed");
-        took.as_nanos() as f64 / done as f64
+        took as f64 / done as f64
     }
 
     /// The same, as a program in C would do it with requests that are filled in for each batch.
@@ -123,7 +129,7 @@ mod linux {
         // SAFETY: as above.
         let mut wcs: [ibv_wc; 2 * BATCH] = unsafe { std::mem::zeroed() };
         let mut done = 0;
-        let start = Instant::now();
+        let start = cpu_ns();
         for _ in 0..ROUNDS {
             for i in 0..BATCH {
                 sges[i] = ibv_sge { addr: (i * 16_384) as u64, length: 16_384, lkey: 3 };
@@ -149,8 +155,8 @@ mod linux {
             };
             done += wcs[..got as usize].iter().filter(|wc| wc.status == IBV_WC_SUCCESS).count();
         }
-        let took = start.elapsed();
+        let took = cpu_ns() - start;
         assert_eq!(done, ROUNDS * BATCH, "every request completed");
-        took.as_nanos() as f64 / done as f64
+        took as f64 / done as f64
     }
 }

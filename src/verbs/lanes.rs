@@ -1,6 +1,8 @@
 //! Lanes over devices.
 #![forbid(unsafe_code)]
 
+mod control;
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,18 +17,17 @@ use super::device::{Context, devices};
 use super::dl::Library;
 use super::driver::{backend_name, driver_of};
 use super::error::VerbsError;
-use super::events::AsyncEvents;
+use super::events::{AsyncEvent, AsyncEvents};
 use super::lane::{Lane, LaneParts, entries};
 use super::memory::Memory;
 use super::port::{GidKind, LinkLayer, PortState};
 use super::qp::{Peer, Qp, QpSpec, Transport};
-use super::status::refused;
 use crate::class::Ecn;
 use crate::lanes::{
-    Caps, Completion, Control, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes, MAX_PORTS,
-    MrId, Op, PortId, PortInfo, Receive, Status, Window, WindowAccess, WorkRequest,
+    Caps, Completion, Control, DeviceRefusal, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes,
+    MAX_PORTS, MrId, Op, PortId, PortInfo, Receive, Status, Window, WindowAccess, WorkRequest,
 };
-use crate::mem::Region;
+use crate::mem::{MemError, Region};
 use crate::time::{Span, Time};
 
 /// Entries of a completion queue that lanes share.
@@ -45,57 +46,57 @@ const ROCE_PORT: u16 = 4791;
 
 /// Lanes over queue pairs of real devices.
 pub struct VerbsLanes {
-    pub(super) config: VerbsConfig,
-    pub(super) caps: Caps,
-    pub(super) ports: Vec<PortInfo>,
-    pub(super) links: Vec<Link>,
-    pub(super) lanes: Vec<Slot>,
-    pub(super) devices: Vec<Dev>,
-    pub(super) memory: Memory,
+    config: VerbsConfig,
+    caps: Caps,
+    ports: Vec<PortInfo>,
+    links: Vec<Link>,
+    lanes: Vec<Slot>,
+    devices: Vec<Dev>,
+    memory: Memory,
     /// Lanes with requests that wait for the doorbell.
-    pub(super) unrung: Vec<LaneId>,
+    unrung: Vec<LaneId>,
     /// Completions that did not come from the device just now.
-    pub(super) backlog: VecDeque<Completion>,
-    pub(super) events: VecDeque<LaneEvent>,
-    pub(super) rng: fastrand::Rng,
+    backlog: VecDeque<Completion>,
+    events: VecDeque<LaneEvent>,
+    rng: fastrand::Rng,
     /// Since when nothing has completed, in polls and in time.
-    pub(super) idle_polls: u32,
-    pub(super) idle_since: Time,
-    pub(super) asked_events: Time,
-    pub(super) ask_events: bool,
-    pub(super) first_queue: usize,
+    idle_polls: u32,
+    idle_since: Time,
+    asked_events: Time,
+    ask_events: bool,
+    first_queue: usize,
 }
 
 /// A port: what the seam does not need to know of it.
-pub(super) struct Link {
-    pub(super) device: usize,
-    pub(super) number: u8,
-    pub(super) sgid_index: u8,
-    pub(super) addr: IpAddr,
+struct Link {
+    device: usize,
+    number: u8,
+    sgid_index: u8,
+    addr: IpAddr,
 }
 
-pub(super) struct Dev {
+struct Dev {
     /// The queues, before the channel they wake.
-    pub(super) cqs: Vec<Shared>,
-    pub(super) channel: CompletionChannel,
-    pub(super) events: AsyncEvents,
-    pub(super) context: Arc<Context>,
-    pub(super) clock: Option<DeviceClock>,
+    cqs: Vec<Shared>,
+    channel: CompletionChannel,
+    events: AsyncEvents,
+    context: Arc<Context>,
+    clock: Option<DeviceClock>,
     /// The queues will wake whoever sleeps.
-    pub(super) armed: bool,
+    armed: bool,
     /// A wake-up is due that has not come yet.
-    pub(super) wake_due: bool,
+    wake_due: bool,
 }
 
-pub(super) struct Shared {
+struct Shared {
     cq: Cq,
     used: u32,
     broken: bool,
 }
 
-pub(super) struct Slot {
-    pub(super) generation: u16,
-    pub(super) lane: Option<Box<Lane>>,
+struct Slot {
+    generation: u16,
+    lane: Option<Box<Lane>>,
 }
 
 impl VerbsLanes {
@@ -296,6 +297,83 @@ impl VerbsLanes {
         armed
     }
 
+    fn ask_for_events(&mut self) {
+        for d in 0..self.devices.len() {
+            while let Some(event) = self.devices[d].events.next_event() {
+                self.take_event(d, event);
+            }
+        }
+    }
+
+    fn take_event(&mut self, device: usize, event: AsyncEvent) {
+        match event {
+            AsyncEvent::PortActive { port } => self.each_link(device, port, |lanes, i| {
+                lanes.read_again(i);
+                lanes.events.push_back(LaneEvent::PortUp(PortId(i as u8)));
+            }),
+            AsyncEvent::PortError { port } => {
+                self.each_link(device, port, |lanes, i| {
+                    lanes.events.push_back(LaneEvent::PortDown(PortId(i as u8)));
+                });
+            }
+            AsyncEvent::GidChange { port } => self.each_link(device, port, |lanes, i| lanes.read_again(i)),
+            AsyncEvent::QpFatal { qpn } => self.queue_pair_failed(device, qpn, Status::Other),
+            AsyncEvent::QpAccess { qpn } => self.queue_pair_failed(device, qpn, Status::RemoteAccess),
+            AsyncEvent::QpRequest { qpn } => self.queue_pair_failed(device, qpn, Status::RemoteInvalidRequest),
+            // Polling the queue tells which one it was.
+            AsyncEvent::CqError => {}
+            AsyncEvent::DeviceFatal => {
+                for lane in self.lanes.iter_mut().filter_map(|s| s.lane.as_mut()).filter(|l| l.device == device) {
+                    lane.cause.get_or_insert(Status::Other);
+                    lane.abandon(&mut self.backlog);
+                    lane.tell(Status::Other, &mut self.events);
+                }
+                for i in 0..self.links.len() {
+                    if self.links[i].device == device {
+                        self.events.push_back(LaneEvent::PortDown(PortId(i as u8)));
+                    }
+                }
+            }
+            AsyncEvent::Other(_) => {}
+        }
+    }
+
+    fn each_link(&mut self, device: usize, port: u8, mut f: impl FnMut(&mut Self, usize)) {
+        for i in 0..self.links.len() {
+            if self.links[i].device == device && self.links[i].number == port {
+                f(self, i);
+            }
+        }
+    }
+
+    /// Reads a port's MTU and the index of its address again; what cannot be read stays as it was.
+    fn read_again(&mut self, i: usize) {
+        let (Some(link), Some(info)) = (self.links.get_mut(i), self.ports.get_mut(i)) else { return };
+        let context = &self.devices[link.device].context;
+        if let Ok(index) = context.gid_index(link.number, link.addr) {
+            link.sgid_index = index;
+        }
+        if let Ok(attributes) = context.port(link.number)
+            && attributes.mtu != 0
+        {
+            info.mtu = attributes.mtu;
+        }
+    }
+
+    fn queue_pair_failed(&mut self, device: usize, qpn: u32, status: Status) {
+        let lanes = self.lanes.iter_mut().filter_map(|s| s.lane.as_mut());
+        let Some(lane) = lanes.into_iter().find(|l| l.device == device && l.qpn == qpn) else { return };
+        if lane.told {
+            return;
+        }
+        lane.cause.get_or_insert(status);
+        lane.stop(&mut self.backlog);
+        // A completion will say more precisely why, if one is due.
+        if !lane.has_work() {
+            lane.tell(status, &mut self.events);
+        }
+    }
+
     fn route(&self, spec: &LaneSpec, link: &Link, peer: IpAddr) -> Route {
         Route {
             port: link.number,
@@ -382,225 +460,6 @@ fn find_mut(lanes: &mut [Slot], id: LaneId) -> Option<&mut Lane> {
     match lanes.get_mut(id.index()) {
         Some(Slot { generation, lane: Some(lane) }) if u32::from(*generation) == id.0 >> 16 => Some(lane),
         _ => None,
-    }
-}
-
-impl Control for VerbsLanes {
-    fn caps(&self) -> Caps {
-        self.caps
-    }
-
-    fn ports(&self) -> &[PortInfo] {
-        &self.ports
-    }
-
-    fn register(&mut self, region: &Region) -> Result<MrId, LaneError> {
-        self.memory.register(region).map_err(refused)
-    }
-
-    fn deregister(&mut self, mr: MrId) -> bool {
-        self.memory.deregister(mr)
-    }
-
-    fn open_window(
-        &mut self,
-        domain: Domain,
-        mr: MrId,
-        offset: u64,
-        len: u64,
-        access: WindowAccess,
-    ) -> Result<Window, LaneError> {
-        let domain = self.domain(domain);
-        let mut places = Vec::with_capacity(self.links.len());
-        let mut result = Ok(());
-        for link in &self.links {
-            match self.memory.enter(&self.devices[link.device].context, link.device, domain) {
-                Ok(place) => places.push(place),
-                Err(e) => {
-                    result = Err(e);
-                    break;
-                }
-            }
-        }
-        let opened = result.and_then(|()| self.memory.open_window(&places, mr, offset, len, access));
-        for place in places {
-            self.memory.leave(place);
-        }
-        opened.map_err(refused)
-    }
-
-    fn close_window(&mut self, window: &Window) -> bool {
-        self.memory.close_window(window)
-    }
-
-    fn create(&mut self, spec: &LaneSpec) -> Result<LaneId, LaneError> {
-        let link = self.links.get(usize::from(spec.port.0)).ok_or(LaneError::Invalid { what: "port" })?;
-        if spec.send_depth == 0 {
-            return Err(LaneError::Invalid { what: "send_depth" });
-        }
-        let (device, number) = (link.device, link.number);
-        let limit = self.config.max_lanes;
-        let index = match self.lanes.iter().position(|s| s.lane.is_none()) {
-            Some(i) => i,
-            None if self.lanes.len() < limit => {
-                self.lanes.push(Slot { generation: 0, lane: None });
-                self.lanes.len() - 1
-            }
-            None => return Err(LaneError::NoLanes { limit }),
-        };
-        let context = self.devices[device].context.clone();
-        let permit = self.config.budget.take(context.name(), number).map_err(refused)?;
-        let cq = self.queue(device, entries(spec)).map_err(refused)?;
-        let place = self.memory.enter(&context, device, self.domain(spec.domain)).map_err(refused)?;
-        let queue = &self.devices[device].cqs[cq].cq;
-        let wanted = QpSpec {
-            transport: Transport::Rc,
-            send_depth: u32::from(spec.send_depth),
-            receive_depth: u32::from(spec.receive_depth),
-            inline: self.config.inline,
-            batched: self.config.batched,
-        };
-        let made = match self.memory.pd(place) {
-            Some(pd) => Qp::new(pd, queue, queue, &wanted).and_then(|mut qp| qp.init(number, 0).map(|()| qp)),
-            None => Err(VerbsError::Invalid { what: "domain", value: place as u64, range: "one that is live" }),
-        };
-        let qp = match made {
-            Ok(qp) => qp,
-            Err(e) => {
-                self.memory.leave(place);
-                return Err(refused(e));
-            }
-        };
-        let slot = &mut self.lanes[index];
-        slot.generation = slot.generation.wrapping_add(1);
-        let id = LaneId(u32::from(slot.generation) << 16 | index as u32);
-        let psn = self.rng.u32(..) & 0xff_ffff;
-        let lane = Lane::new(LaneParts { id, qp, spec: *spec, psn, device, cq, place, permit });
-        self.devices[device].cqs[cq].used += lane.entries();
-        slot.lane = Some(Box::new(lane));
-        Ok(id)
-    }
-
-    fn address(&self, lane: LaneId) -> Result<LaneAddress, LaneError> {
-        let lane = self.lane(lane)?;
-        let port = self.ports.get(usize::from(lane.spec.port.0)).ok_or(LaneError::Invalid { what: "port" })?;
-        Ok(LaneAddress {
-            qpn: lane.qpn,
-            psn: lane.psn,
-            addr: port.addr,
-            udp_port: ROCE_PORT,
-            mtu: port.mtu,
-            feedback_qpn: 0,
-            feedback_secret: 0,
-        })
-    }
-
-    fn connect(&mut self, id: LaneId, peer: &LaneAddress) -> Result<(), LaneError> {
-        let lane = self.lane(id)?;
-        let (spec, psn) = (lane.spec, lane.psn);
-        if lane.mtu.is_some() || lane.failed {
-            return Err(LaneError::Invalid { what: "lane state" });
-        }
-        let at = usize::from(spec.port.0);
-        let info = self.ports.get(at).ok_or(LaneError::Invalid { what: "port" })?;
-        if !matches!(peer.mtu, 256 | 512 | 1024 | 2048 | 4096) {
-            return Err(LaneError::Invalid { what: "peer's MTU" });
-        }
-        if peer.udp_port != ROCE_PORT {
-            // A device sends to the port of RoCEv2 and to no other.
-            return Err(LaneError::Invalid { what: "peer's UDP port" });
-        }
-        if info.addr.is_ipv4() != peer.addr.is_ipv4() {
-            return Err(LaneError::Invalid { what: "address family" });
-        }
-        let mtu = info.mtu.min(peer.mtu);
-        let retry = self.config.retry;
-        let mut index = self.links[at].sgid_index;
-        loop {
-            let route = self.route(&spec, &self.links[at], peer.addr);
-            let lane = self.lane_mut(id).ok_or(LaneError::NoLane)?;
-            let qp = lane.qp.as_mut().ok_or(LaneError::NoLane)?;
-            let error = match qp.connect(&Peer { route, qpn: peer.qpn, psn: peer.psn, mtu }, psn, &retry) {
-                Ok(()) => {
-                    lane.mtu = Some(mtu);
-                    return Ok(());
-                }
-                Err(e) => e,
-            };
-            // The index may have moved without anybody having taken the event yet.
-            self.read_again(at);
-            if self.links[at].sgid_index == index {
-                return Err(refused(error));
-            }
-            index = self.links[at].sgid_index;
-        }
-    }
-
-    fn lane_mtu(&self, lane: LaneId) -> Option<u32> {
-        self.lane(lane).ok()?.mtu
-    }
-
-    fn fence(&mut self, id: LaneId) -> Result<(), LaneError> {
-        let lane = find_mut(&mut self.lanes, id).ok_or(LaneError::NoLane)?;
-        lane.told = true;
-        lane.stop(&mut self.backlog);
-        Ok(())
-    }
-
-    fn destroy(&mut self, id: LaneId) -> Result<(), LaneError> {
-        self.lane(id)?;
-        let Some(mut lane) = self.lanes[id.index()].lane.take() else { return Err(LaneError::NoLane) };
-        let counted = lane.qp.is_some() || !self.devices[lane.device].cqs[lane.cq].broken;
-        // The queue pair goes before its protection domain may.
-        lane.qp = None;
-        self.backlog.retain(|c| c.lane != id);
-        // What it left in its queue is taken out, so that others find the room they were promised.
-        let mut swept = VecDeque::new();
-        let Dev { cqs, clock, wake_due, armed, .. } = &mut self.devices[lane.device];
-        let (lanes, events, backlog) = (&mut self.lanes, &mut self.events, &mut self.backlog);
-        let shared = &mut cqs[lane.cq];
-        if counted {
-            shared.used -= lane.entries();
-        }
-        let now = self.idle_since;
-        if !shared.broken {
-            let most = shared.cq.capacity() as usize;
-            let polled = shared.cq.poll(most, |wc| {
-                let (id, receive) = Lane::split(wc.wr_id);
-                let Some(lane) = find_mut(lanes, id) else { return };
-                let at = match (clock.as_mut(), wc.timestamp) {
-                    (Some(clock), Some(stamp)) => clock.completed(stamp, now),
-                    _ => now,
-                };
-                let completion = lane.complete(wc, at);
-                if let Some(c) = &completion
-                    && c.status != Status::Success
-                {
-                    lane.tell(c.status, events);
-                }
-                swept.extend(completion);
-                if !receive {
-                    lane.settle(&mut swept);
-                }
-            });
-            match polled {
-                Ok(got) => *wake_due |= *armed && got > 0,
-                Err(_) => shared.broken = true,
-            }
-        }
-        backlog.extend(swept);
-        self.memory.leave(lane.place);
-        Ok(())
-    }
-
-    fn poll_event(&mut self) -> Option<LaneEvent> {
-        if let Some(event) = self.events.pop_front() {
-            return Some(event);
-        }
-        if std::mem::replace(&mut self.ask_events, false) {
-            self.ask_for_events();
-        }
-        self.events.pop_front()
     }
 }
 

@@ -20,7 +20,6 @@ pub mod sys;
 mod ah;
 mod batch;
 mod budget;
-mod changes;
 #[cfg(feature = "rdma-sys")]
 mod check;
 mod clock;

@@ -1,9 +1,7 @@
-//! What devices answer, in the seam's words: every status of a completion, and why a call was refused.
+//! How completions end: every status of the interface, in the seam's words.
 
-use super::error::VerbsError;
 use super::sys::*;
-use crate::lanes::{DeviceRefusal, LaneError, Status};
-use crate::mem::MemError;
+use crate::lanes::Status;
 
 /// The seam's word for a status of `ibv_wc`. Numbers that the interface does not have yet are errors, too.
 pub fn status_of(status: u32) -> Status {
@@ -21,27 +19,6 @@ pub fn status_of(status: u32) -> Status {
         // GENERAL, TM_ERR, TM_RNDV_INCOMPLETE, and what is to come.
         _ => Status::Other,
     }
-}
-
-/// The seam's word for what a device said.
-pub(super) fn refused(e: VerbsError) -> LaneError {
-    let refusal = match &e {
-        VerbsError::OutOfBounds { offset, len, size } => {
-            return MemError::OutOfBounds { offset: *offset, len: *len, size: *size }.into();
-        }
-        VerbsError::Invalid { what, .. } => return LaneError::Invalid { what },
-        VerbsError::MemlockTooSmall { .. } => DeviceRefusal::LockedMemory,
-        VerbsError::QueuePairBudget { .. } => DeviceRefusal::QueuePairBudget,
-        VerbsError::RegistrationsExhausted { .. } => DeviceRefusal::Exhausted,
-        VerbsError::NoGidFor { .. } => DeviceRefusal::Unreachable,
-        VerbsError::Call { errno, .. } => match *errno {
-            libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT => DeviceRefusal::Unreachable,
-            libc::ENOMEM | libc::ENOSPC => DeviceRefusal::Exhausted,
-            _ => DeviceRefusal::Other,
-        },
-        _ => DeviceRefusal::Other,
-    };
-    LaneError::Device { refusal, message: e.to_string() }
 }
 
 #[cfg(test)]

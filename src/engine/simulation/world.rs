@@ -216,10 +216,9 @@ impl World {
         self.steps += 1;
         self.now = self.now.max(at) + Span::from_nanos(500);
         self.net.set_now(self.now);
-        for side in 0..2 {
-            if next[side].is_some_and(|at| at <= self.now) {
+        for (end, next) in self.ends.iter_mut().zip(next) {
+            if next.is_some_and(|at| at <= self.now) {
                 let sloth = self.rng.u64(..=self.shape.sloth.as_nanos());
-                let end = &mut self.ends[side];
                 end.core.drive(self.now, &end.commands, &end.garbage);
                 end.ready = self.now + Span::from_nanos(sloth);
             }

@@ -56,7 +56,8 @@ fn main() -> ExitCode {
 }
 
 fn usage(what: &str) -> ExitCode {
-    say::say(format_args!("{what}; see `planespray bench --help`"));
+    let command = if std::env::args().nth(1).is_some_and(|a| a == "sim") { "sim" } else { "bench" };
+    say::say(format_args!("{what}; see `planespray {command} --help`"));
     ExitCode::from(USAGE)
 }
 

@@ -284,6 +284,22 @@ pub enum LaneEvent {
     },
 }
 
+/// What a device refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DeviceRefusal {
+    /// The limit on locked memory is too low.
+    LockedMemory,
+    /// All queue pairs that this process allows itself on the port are in use.
+    QueuePairBudget,
+    /// The device has no more of what was asked for.
+    Exhausted,
+    /// The port cannot reach the peer's address, or has lost its own.
+    Unreachable,
+    /// Anything else.
+    Other,
+}
+
 /// Why a control call failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -313,6 +329,14 @@ pub enum LaneError {
         call: &'static str,
         /// Its error.
         errno: i32,
+    },
+    /// A device refused; the text says which, which call, and what to do.
+    #[error("{message}")]
+    Device {
+        /// What it refused.
+        refusal: DeviceRefusal,
+        /// The whole story.
+        message: String,
     },
 }
 

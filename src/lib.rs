@@ -59,12 +59,18 @@ pub mod sim;
 pub mod soft;
 pub mod spray;
 pub mod time;
+pub mod topology;
+#[cfg(target_os = "linux")]
+pub mod verbs;
 pub mod wire;
 
 pub use api::{
-    Buffer, CloseReport, Connection, Error, Exposed, Fabric, FabricConfig, Fault, Injected, LaneStats, Listener,
-    Outcome, Pending, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait,
+    Buffer, CloseReport, Connecting, Connection, Engine, Error, Exposed, ExposedMemory, Fabric, FabricConfig, Fault,
+    Injected, LaneStats, Listener, Memory, Outcome, Pending, PlaneFault, PlaneStats, Posted, Refused, RemoteWindow,
+    SendOptions, Stats, UdpPort, Wait, verbs_library,
 };
-pub use bootstrap::JobKey;
+pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};
+pub use engine::LogEntry;
 pub use lanes::WindowAccess;
+pub use spray::{Cause, Failure, Health, PeerReason, Subject, Transition};

@@ -171,7 +171,8 @@ fn million() {
     let start = Instant::now();
     let (_, n) = allocations(|| run(&mut rig, rounds));
     eprintln!("{} chunks in {:?}", rounds * CHUNKS, start.elapsed());
-    assert_eq!(n, 0, "{n} allocations over {} chunks", rounds * CHUNKS);
+    let events: Vec<_> = rig.fabrics.iter().flat_map(|f| f.events(0).0).map(|e| e.transition).collect();
+    assert_eq!(n, 0, "{n} allocations over {} chunks; {events:#?}", rounds * CHUNKS);
     let planes = rig.fabrics[0].stats().planes;
     assert!(planes.iter().all(|p| p.bytes > 1 << 20), "both planes took part: {planes:?}");
 }

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 /// Most lines of a source file.
 const MAX_LINES: usize = 700;
 
+/// Files that a tool writes: as long as they come out.
+const GENERATED: &[&str] = &["verbs/sys.rs"];
+
 /// A room, the rooms it may import, and its files that may hold `unsafe`.
 struct Room {
     name: &'static str,
@@ -28,6 +31,7 @@ const ROOMS: &[Room] = &[
     room("mem", &[], &["src/mem/copy.rs", "src/mem/region.rs"]),
     room("wire", &["class", "seq", "time"], &[]),
     room("lanes", &["class", "mem", "seq", "time"], &[]),
+    room("topology", &["lanes"], &[]),
     room("roce", &["class", "hist", "mem", "seq", "time", "wire"], &[]),
     room("policy", &["time"], &[]),
     room("path", &["class", "hist", "lanes", "seq", "time"], &[]),
@@ -36,17 +40,50 @@ const ROOMS: &[Room] = &[
     room("embedded", &["class", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &[]),
     room("soft", &["class", "embedded", "hist", "lanes", "mem", "roce", "seq", "time", "wire"], &["src/soft/udp.rs"]),
     room("sim", &["class", "embedded", "hist", "lanes", "mem", "policy", "roce", "seq", "time", "wire"], &[]),
-    room("bootstrap", &["class", "lanes", "seq", "time"], &[]),
+    room(
+        "verbs",
+        &["class", "lanes", "mem", "seq", "time"],
+        &[
+            "src/verbs/sys.rs",
+            "src/verbs/dl.rs",
+            "src/verbs/ext.rs",
+            "src/verbs/device.rs",
+            "src/verbs/port.rs",
+            "src/verbs/pd.rs",
+            "src/verbs/mr.rs",
+            "src/verbs/cq.rs",
+            "src/verbs/ah.rs",
+            "src/verbs/check.rs",
+            "src/verbs/batch.rs",
+            "src/verbs/qp.rs",
+            "src/verbs/events.rs",
+        ],
+    ),
+    room("bootstrap", &["class", "lanes", "seq", "time", "topology"], &[]),
     room("engine", &["bootstrap", "class", "embedded", "hist", "lanes", "mem", "sim", "soft", "spray", "time"], &[]),
     room(
         "api",
-        &["bootstrap", "class", "embedded", "engine", "hist", "lanes", "mem", "root", "soft", "spray", "time"],
-        &["src/api/buffer.rs"],
+        &[
+            "bootstrap",
+            "class",
+            "embedded",
+            "engine",
+            "hist",
+            "lanes",
+            "mem",
+            "root",
+            "soft",
+            "spray",
+            "time",
+            "topology",
+            "verbs",
+        ],
+        &["src/api/buffer.rs", "src/api/memory.rs"],
     ),
 ];
 
 /// What the command may name of the library besides re-exports of its root.
-const COMMAND_MAY: &[&str] = &["class", "policy", "sim", "time"];
+const COMMAND_MAY: &[&str] = &["class", "policy", "sim", "time", "topology"];
 
 /// Rust source with comments, strings and character literals blanked out; lines stay where they are.
 fn code_only(source: &str) -> String {
@@ -259,7 +296,7 @@ fn imports(file: &str, source: &str, rooms: &BTreeSet<String>) -> Vec<(String, u
 fn violations(file: &str, source: &str, rooms: &BTreeSet<String>) -> Vec<String> {
     let mut out = Vec::new();
     let lines = source.lines().count();
-    if lines > MAX_LINES {
+    if lines > MAX_LINES && !GENERATED.contains(&file) {
         out.push(format!("src/{file}: {lines} lines, more than {MAX_LINES}"));
     }
     let own = module_path(file).first().cloned().unwrap_or_default();

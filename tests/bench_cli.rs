@@ -237,6 +237,34 @@ fn faults_are_injected_and_mended() {
     assert!(r["retransmits"].as_u64().unwrap() > 0, "{r}");
 }
 
+/// An interface is a device of the embedded engine.
+#[test]
+fn an_interface_by_name() {
+    let mut server = bench(&["--server", "-p", "0", "-d", "lo", "--insecure"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(server.stderr.take().unwrap());
+    let mut seen = String::new();
+    let port = loop {
+        let from = seen.len();
+        assert!(stderr.read_line(&mut seen).unwrap() > 0, "the server did not say its port: {seen}");
+        if let Some(rest) = seen[from..].split("client at 127.0.0.1:").nth(1) {
+            break rest.split(';').next().unwrap().trim().to_owned();
+        }
+    };
+    assert!(seen.contains("engine embedded") && seen.contains("not taken: "), "{seen}");
+    let client =
+        ["127.0.0.1", "-p", &port, "--bind", "127.0.9.8", "--insecure", "-n", "100", "--no-probe", "--json", "-"];
+    let output = run(&client);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let record: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((record["engine"].as_str(), record["planes"].as_u64()), (Some("embedded"), Some(1)));
+    drop(stderr);
+    assert!(server.wait().unwrap().success());
+}
+
 #[test]
 fn client_and_server_with_a_key_file() {
     let dir = tempfile::tempdir().unwrap();

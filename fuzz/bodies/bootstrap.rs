@@ -2,7 +2,8 @@
 //! tests share it.
 
 use planespray::bootstrap::{
-    Auth, Handshake, Hello, Limits, MAX_HANDSHAKE, PlaneOffer, Records, Role, Step, VERSION_MAX,
+    Auth, BootstrapError, FEATURE_PROBES, Handshake, Hello, Limits, MAX_HANDSHAKE, PairReport, PlaneOffer, Records,
+    Role, Step, VERSION_MAX,
 };
 use planespray::lanes::LaneAddress;
 use planespray::time::Time;
@@ -105,7 +106,7 @@ fn end(role: Role) -> Handshake {
         speed: None,
     };
     let hello = Hello {
-        features: 0,
+        features: FEATURE_PROBES,
         nonce: 1,
         host: "fuzz".into(),
         planes: vec![plane],
@@ -122,7 +123,16 @@ fn serve(h: &mut Handshake) -> bool {
         let said = match h.poll(Time::ZERO) {
             Ok(Step::Done) => return true,
             Ok(Step::NeedIo) | Err(_) => return false,
-            Ok(Step::PeerHello(_)) => {
+            Ok(Step::OpenProbes) => h.provide_probes(vec![9]),
+            Ok(Step::PeerProbes(_)) => {
+                let all = PairReport { from: 0, to: 0, burst: u8::MAX, counted: true, mtu: 4096 };
+                match h.report(vec![all]) {
+                    // The peer says that it saw nothing.
+                    Err(BootstrapError::Unreachable { .. }) => return false,
+                    said => said,
+                }
+            }
+            Ok(Step::PeerHello(_) | Step::Reached(_)) => {
                 let lanes = lanes(h);
                 h.provide_lanes(lanes)
             }

@@ -62,13 +62,15 @@ pub(super) struct Peer {
     pub(super) fabric: Arc<Inner>,
     pub(super) session: SessionId,
     pub(super) label: String,
+    /// What the peer's fabric calls itself.
+    id: u64,
     outstanding: AtomicUsize,
     removed: AtomicBool,
 }
 
 impl Peer {
-    pub(super) fn new(fabric: Arc<Inner>, session: SessionId, label: String) -> Peer {
-        Peer { fabric, session, label, outstanding: AtomicUsize::new(0), removed: AtomicBool::new(false) }
+    pub(super) fn new(fabric: Arc<Inner>, session: SessionId, label: String, id: u64) -> Peer {
+        Peer { fabric, session, label, id, outstanding: AtomicUsize::new(0), removed: AtomicBool::new(false) }
     }
 
     pub(super) fn finished(&self) {
@@ -89,7 +91,7 @@ impl Peer {
         }
     }
 
-    fn begin(&self) -> Result<OpId, Error> {
+    pub(super) fn begin(&self) -> Result<OpId, Error> {
         if self.removed.load(Ordering::Acquire) {
             return Err(self.failed(Ended::Cancelled));
         }
@@ -125,6 +127,11 @@ impl Connection {
     /// The peer's host name and bootstrap address.
     pub fn peer(&self) -> &str {
         &self.peer.label
+    }
+
+    /// The peer's [`Fabric::id`](super::Fabric::id).
+    pub fn peer_id(&self) -> u64 {
+        self.peer.id
     }
 
     /// Sends the first `len` bytes of `buffer` as one message. Done means: they are in the peer's memory, or, for a
@@ -268,6 +275,11 @@ impl Connection {
         !matches!(self.peer.fabric.shared.lock().state(self.peer.session), Some(SessionState::Open))
     }
 
+    /// True if nothing that is sent can arrive any more: dropping the connection then takes no time.
+    pub fn is_peer_gone(&self) -> bool {
+        self.peer.fabric.shared.lock().is_peer_gone(self.peer.session)
+    }
+
     pub(super) fn handle(&self) -> Arc<Peer> {
         self.peer.clone()
     }
@@ -321,7 +333,7 @@ fn source(buffer: &Buffer, len: usize) -> Source {
     Source { mr: buffer.mr(), region: buffer.region().clone(), offset: 0, len: len as u64 }
 }
 
-fn within(what: &'static str, offset: u64, len: u64, size: u64) -> Result<(), Error> {
+pub(super) fn within(what: &'static str, offset: u64, len: u64, size: u64) -> Result<(), Error> {
     match offset.checked_add(len) {
         Some(end) if end <= size => Ok(()),
         _ => Err(Error::Range { what, offset, len, size }),

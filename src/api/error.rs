@@ -7,6 +7,8 @@ use crate::lanes::LaneError;
 use crate::mem::MemError;
 use crate::soft::SoftError;
 use crate::spray::{Failure, Refused};
+use crate::topology::SurveyError;
+use crate::verbs::VerbsError;
 
 /// What went wrong. The text says what was seen, the likely cause and the next step.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +19,18 @@ pub enum Error {
     Config {
         /// What, and what would be right.
         what: String,
+    },
+    /// A list of devices, a topology file or a variable is wrong.
+    #[error(transparent)]
+    Devices(#[from] SurveyError),
+    /// A device could not be opened or used.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+    /// No device can be used.
+    #[error("no usable device: {reasons}")]
+    NoDevice {
+        /// What was looked at, why not, and the next step for each.
+        reasons: String,
     },
     /// The UDP sockets could not be set up.
     #[error(transparent)]

@@ -10,8 +10,11 @@ use nix::poll::{PollFd, PollFlags, PollTimeout};
 use super::connection::{Connection, Peer};
 use super::error::{Error, at_address};
 use super::fabric::{Fabric, Inner, Listener};
+use super::probe::{self, Prober};
 use crate::bootstrap::tcp::{self, Connector, Incoming, ListenerConfig, Peering, Sight};
-use crate::bootstrap::{Hello, LaneKind as PlannedKind, LanePlan, Limits, PlaneOffer, Refusal, Role, Step};
+use crate::bootstrap::{
+    FEATURE_PROBES, Hello, LaneKind as PlannedKind, LanePlan, Limits, PlaneOffer, Refusal, Role, Step,
+};
 use crate::engine::{NewSession, Seen, SessionId};
 use crate::lanes::{Control, Domain, LaneAddress, LaneError, LaneId, LaneSpec};
 use crate::spray::{LaneKind, LaneRole, SessionConfig};
@@ -50,7 +53,9 @@ pub(super) fn connect(fabric: &Fabric, addr: SocketAddr, timeout: Duration) -> R
         if up {
             return rising.finish(inner);
         }
-        sleep(&[rising.peering.as_fd()], rising.peering.wants_write(), SLEEP_MS);
+        let mut fds = Vec::new();
+        rising.fds(&mut fds);
+        sleep(&fds, rising.peering.wants_write(), rising.patience(inner.shared.now()));
     }
 }
 
@@ -68,31 +73,40 @@ impl Waiting {
         }
     }
 
+    /// Goes on as far as it can; the first that is connected.
+    pub(super) fn poll(&mut self, fabric: &Fabric) -> Result<Option<Connection>, Error> {
+        let inner = &fabric.inner;
+        *self.listener.hello_mut() = hello(inner);
+        let now = inner.shared.now();
+        while let Some(incoming) = self.listener.poll(now) {
+            match incoming {
+                Incoming::Peer(peering) => self.rising.push(Rising::new(*peering)),
+                Incoming::Rejected { addr, error } => tracing::warn!(peer = %addr, "rejected: {error}"),
+            }
+        }
+        let mut index = 0;
+        while index < self.rising.len() {
+            match self.rising[index].advance(inner) {
+                Ok(true) => return self.rising.remove(index).finish(inner).map(Some),
+                Ok(false) => index += 1,
+                Err(error) => {
+                    let peering = self.rising.remove(index).peering;
+                    tracing::warn!(peer = %peering.peer_addr(), "handshake failed: {error}");
+                    if matches!(error, Error::Engine(_)) {
+                        peering.refuse(Refusal::NoLanes);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
     pub(super) fn accept(&mut self, fabric: &Fabric, timeout: Duration) -> Result<Connection, Error> {
         let inner = &fabric.inner;
         let deadline = inner.shared.now() + Span::from(timeout);
         loop {
-            *self.listener.hello_mut() = hello(inner);
-            let now = inner.shared.now();
-            while let Some(incoming) = self.listener.poll(now) {
-                match incoming {
-                    Incoming::Peer(peering) => self.rising.push(Rising::new(*peering)),
-                    Incoming::Rejected { addr, error } => tracing::warn!(peer = %addr, "rejected: {error}"),
-                }
-            }
-            let mut index = 0;
-            while index < self.rising.len() {
-                match self.rising[index].advance(inner) {
-                    Ok(true) => return self.rising.remove(index).finish(inner),
-                    Ok(false) => index += 1,
-                    Err(error) => {
-                        let peering = self.rising.remove(index).peering;
-                        tracing::warn!(peer = %peering.peer_addr(), "handshake failed: {error}");
-                        if matches!(error, Error::Engine(_)) {
-                            peering.refuse(Refusal::NoLanes);
-                        }
-                    }
-                }
+            if let Some(connection) = self.poll(fabric)? {
+                return Ok(connection);
             }
             let now = inner.shared.now();
             if now >= deadline {
@@ -101,7 +115,8 @@ impl Waiting {
             let left = deadline.since(now).as_nanos() / 1_000_000 + 1;
             let mut fds = Vec::new();
             self.listener.fds(&mut fds);
-            fds.extend(self.rising.iter().map(|r| r.peering.as_fd()));
+            self.rising.iter().for_each(|r| r.fds(&mut fds));
+            let left = self.rising.iter().map(|r| r.patience(now)).min().map_or(left, |p| left.min(u64::from(p)));
             let writing = self.rising.iter().any(|r| r.peering.wants_write());
             sleep(&fds, writing, left.min(u64::from(SLEEP_MS)) as u16);
         }
@@ -109,21 +124,43 @@ impl Waiting {
 }
 
 /// A peer that has authenticated and is not connected yet.
-struct Rising {
+pub(super) struct Rising {
     peering: Peering,
+    prober: Prober,
     domain: Domain,
     config: SessionConfig,
     lanes: Vec<LaneId>,
+    specs: Vec<LaneSpec>,
     session: Option<SessionId>,
 }
 
 impl Rising {
-    fn new(peering: Peering) -> Rising {
-        Rising { peering, domain: Domain(0), config: SessionConfig::default(), lanes: Vec::new(), session: None }
+    pub(super) fn new(peering: Peering) -> Rising {
+        Rising {
+            peering,
+            prober: Prober::default(),
+            domain: Domain(0),
+            config: SessionConfig::default(),
+            lanes: Vec::new(),
+            specs: Vec::new(),
+            session: None,
+        }
+    }
+
+    /// What becomes readable when it can go on.
+    fn fds<'a>(&'a self, out: &mut Vec<BorrowedFd<'a>>) {
+        out.push(self.peering.as_fd());
+        self.prober.fds(out);
+    }
+
+    /// How many milliseconds it can be left alone.
+    fn patience(&self, now: Time) -> u16 {
+        let due = self.prober.next_timeout().map_or(u64::MAX, |t| t.since(now).as_nanos() / 1_000_000 + 1);
+        due.min(u64::from(SLEEP_MS)) as u16
     }
 
     /// Goes on as far as it can; true once both ends are ready. After an error nothing of it is left.
-    fn advance(&mut self, fabric: &Inner) -> Result<bool, Error> {
+    pub(super) fn advance(&mut self, fabric: &Inner) -> Result<bool, Error> {
         let result = self.try_advance(fabric);
         if result.is_err() {
             self.undo(fabric);
@@ -131,7 +168,7 @@ impl Rising {
         result
     }
 
-    fn undo(&mut self, fabric: &Inner) {
+    pub(super) fn undo(&mut self, fabric: &Inner) {
         let mut core = fabric.shared.lock();
         match self.session.take() {
             Some(session) => core.remove(session),
@@ -149,7 +186,28 @@ impl Rising {
             match self.peering.poll(now)? {
                 Step::NeedIo => return Ok(false),
                 Step::Done => return Ok(true),
-                Step::PeerHello(peer) => {
+                Step::OpenProbes => {
+                    let core = fabric.shared.lock();
+                    // Only an engine with sockets offers to probe.
+                    let io = core.lanes().udp().ok_or(LaneError::Invalid { what: "probing without sockets" })?;
+                    self.peering.provide_probes(self.prober.open(io)?)?;
+                }
+                Step::PeerProbes(ports) => {
+                    let ports = ports.to_vec();
+                    let handshake = self.peering.handshake();
+                    let Some(peer) = handshake.peer_hello() else { return Ok(false) };
+                    let hellos = (handshake.hello(), peer);
+                    let mut core = fabric.shared.lock();
+                    let io =
+                        core.lanes_mut().udp_mut().ok_or(LaneError::Invalid { what: "probing without sockets" })?;
+                    match self.prober.advance(now, handshake.role(), hellos, &ports, io) {
+                        Some(report) => self.peering.report(report)?,
+                        None => return Ok(false),
+                    }
+                }
+                Step::PeerHello(_) | Step::Reached(_) => {
+                    self.heed_probes(fabric);
+                    let Some(peer) = self.peering.handshake().peer_hello() else { return Ok(false) };
                     let limits = peer.limits;
                     let plan = self.peering.handshake().plan().to_vec();
                     let role = self.peering.handshake().role();
@@ -173,6 +231,19 @@ impl Rising {
         }
     }
 
+    /// Acts on what the probes showed, if there were any.
+    fn heed_probes(&mut self, fabric: &Inner) {
+        self.prober.close();
+        let handshake = self.peering.handshake();
+        if let (Some(report), Some(peer)) = (handshake.peer_report(), handshake.peer_hello()) {
+            if let Some(io) = fabric.shared.lock().lanes_mut().udp_mut() {
+                probe::heed(io, report);
+            }
+            let hellos = (handshake.hello(), peer);
+            probe::tell(handshake.role(), hellos, &handshake.unreached(), handshake.plan(), |l| handshake.mtu(l));
+        }
+    }
+
     fn make(&mut self, fabric: &Inner, plan: &[LanePlan], role: Role) -> Result<Vec<LaneAddress>, LaneError> {
         let mut core = fabric.shared.lock();
         self.domain = core.new_domain();
@@ -183,7 +254,7 @@ impl Rising {
                 true => (self.config.control_slots, self.config.control_slots),
                 false => (self.config.send_depth, self.config.immediates),
             };
-            let lane = core.lanes_mut().create(&LaneSpec {
+            let spec = LaneSpec {
                 port: crate::lanes::PortId(planned.ports(role).0),
                 domain: self.domain,
                 class: planned.class,
@@ -191,9 +262,15 @@ impl Rising {
                 send_depth,
                 receive_depth,
                 entropy: planned.entropy,
-            })?;
+            };
+            let lane = core.lanes_mut().create(&spec)?;
+            self.specs.push(spec);
             self.lanes.push(lane);
-            addresses.push(core.lanes().address(lane)?);
+            let mut address = core.lanes().address(lane)?;
+            // What the probes showed to pass; the peer says the same of its end.
+            address.mtu = self.peering.handshake().mtu(planned).map_or(address.mtu, |m| m.min(address.mtu));
+            address.mtu = address.mtu.min(fabric.config.mtu);
+            addresses.push(address);
         }
         Ok(addresses)
     }
@@ -225,12 +302,13 @@ impl Rising {
                 },
             ));
         }
-        let new = NewSession { config: self.config, domain: self.domain, lanes, budgets };
+        let remake = self.specs.iter().copied().zip(peers.iter().copied()).collect();
+        let new = NewSession { config: self.config, domain: self.domain, lanes, remake, budgets };
         self.session = Some(core.add_session(now, new)?);
         Ok(())
     }
 
-    fn finish(self, fabric: &Arc<Inner>) -> Result<Connection, Error> {
+    pub(super) fn finish(self, fabric: &Arc<Inner>) -> Result<Connection, Error> {
         let (Some(session), addr) = (self.session, self.peering.peer_addr()) else {
             return Err(Error::Engine(LaneError::Invalid { what: "handshake state" }));
         };
@@ -244,24 +322,25 @@ impl Rising {
         });
         fabric.shared.lock().watch(fabric.shared.now(), session, look);
         let label = format!("{} ({addr})", established.peer.host);
-        Ok(Connection::new(Peer::new(fabric.clone(), session, label)))
+        Ok(Connection::new(Peer::new(fabric.clone(), session, label, established.peer.nonce)))
     }
 }
 
 /// What we say of ourselves. A new peer gets its part of our receive budgets beside the peers we have.
-fn hello(fabric: &Inner) -> Hello {
+pub(super) fn hello(fabric: &Inner) -> Hello {
     let sharers = fabric.shared.lock().sharers() as u64 + 1;
-    let offer = |p| {
-        let offer = PlaneOffer::of(p, None);
+    let offer = |(p, &speed)| {
+        let offer = PlaneOffer::of(p, speed);
         PlaneOffer { receive_budget: offer.receive_budget.map(|whole| whole / sharers), ..offer }
     };
+    let probes = fabric.config.probe && fabric.shared.lock().lanes().udp().is_some();
     let config = fabric.session_config();
     let host = nix::unistd::gethostname().ok().and_then(|h| h.into_string().ok()).unwrap_or_default();
     Hello {
-        features: 0,
+        features: if probes { FEATURE_PROBES } else { 0 },
         nonce: fabric.nonce,
         host: host.chars().filter(|c| !c.is_control()).take(crate::bootstrap::MAX_HOST / 4).collect(),
-        planes: fabric.ports.iter().map(offer).collect(),
+        planes: fabric.ports.iter().zip(&fabric.speeds).map(offer).collect(),
         classes: [true; 3],
         lanes_per_plane: fabric.config.lanes_per_plane,
         limits: Limits {

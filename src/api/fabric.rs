@@ -1,15 +1,18 @@
 //! A fabric: this process's ports on all planes, and the engine over them.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::backend::Backend;
 use super::buffer::Buffer;
 use super::config::{FabricConfig, Wait};
 use super::connection::Connection;
 use super::error::Error;
 use super::establish;
+use super::select::{Selected, select};
 use super::stats::{Injected, Stats};
 use crate::bootstrap::Auth;
 use crate::embedded::{Embedded, EmbeddedConfig};
@@ -18,6 +21,9 @@ use crate::lanes::{Control, PortInfo};
 use crate::mem::Region;
 use crate::soft::{Udp, UdpConfig};
 use crate::spray::SessionConfig;
+use crate::time::Span;
+use crate::topology::{ChosenPort, interface_speed};
+use crate::verbs::{GidChoice, VerbsConfig, VerbsLanes, VerbsPort};
 
 /// Packets of one burst: 15 of the MTU and the one with the immediate fit one `sendmsg`.
 const BURST_PACKETS: u32 = 15;
@@ -33,11 +39,14 @@ pub struct Fabric {
 pub(super) struct Inner {
     // Joined before the engine goes.
     _helper: Helper,
-    pub(super) shared: Arc<Shared<Embedded<Udp>>>,
+    pub(super) shared: Arc<Shared<Backend>>,
     pub(super) config: FabricConfig,
     pub(super) auth: Auth,
     pub(super) ports: Vec<PortInfo>,
+    /// Line rate of each port in Mb/s, where its interface says one.
+    pub(super) speeds: Vec<Option<u32>>,
     pub(super) nonce: u64,
+    engine: &'static str,
 }
 
 impl Inner {
@@ -51,7 +60,14 @@ impl Inner {
 
     /// What a session of ours is made with, before the peer's word.
     pub(super) fn session_config(&self) -> SessionConfig {
-        SessionConfig { eager_max: EAGER_MAX, grant_always: self.config.grant_always, ..SessionConfig::default() }
+        SessionConfig {
+            eager_max: EAGER_MAX,
+            grant_always: self.config.grant_always,
+            rebuild: true,
+            silence: self.config.silence.into(),
+            session_timeout: self.config.peer_timeout.into(),
+            ..SessionConfig::default()
+        }
     }
 }
 
@@ -62,9 +78,6 @@ impl Fabric {
     /// A configuration out of range, a missing key, an address that is not local, a port in use, no memory.
     pub fn open(config: &FabricConfig) -> Result<Fabric, Error> {
         let invalid = |what: &str| Error::Config { what: what.into() };
-        if config.planes.is_empty() || config.planes.len() > crate::lanes::MAX_PORTS {
-            return Err(invalid("1 to 8 planes are needed, each with a local address"));
-        }
         if !(1..=64).contains(&config.lanes_per_plane) {
             return Err(invalid("lanes per plane must be 1..=64"));
         }
@@ -85,29 +98,12 @@ impl Fabric {
                 ));
             }
         };
-        let io = Udp::open(&UdpConfig {
-            planes: config.planes.clone(),
-            udp_port: config.udp_port,
-            mtu: config.mtu,
-            receive_buffer: config.receive_buffer,
-            pcap: config.pcap.clone(),
-            fault: config.fault,
-            ..UdpConfig::default()
-        })?;
-        let mtu = crate::embedded::PacketIo::ports(&io).iter().map(|p| p.mtu).max().unwrap_or(config.mtu);
-        let seed = random()?;
-        let lanes = Embedded::new(
-            EmbeddedConfig {
-                seed,
-                max_lanes: 4095,
-                max_keys: 1 << 16,
-                name: "embedded",
-                burst: BURST_PACKETS * mtu,
-                patience: config.peer_timeout.into(),
-            },
-            io,
-        );
-        let ports = lanes.ports().to_vec();
+        let selected = select(config)?;
+        let lanes = match &selected {
+            Selected::Embedded(planes) => embedded(config, planes.clone())?,
+            Selected::Verbs(ports) => verbs(config, ports)?,
+        };
+        let (ports, engine) = (lanes.ports().to_vec(), lanes.caps().name);
         let system = |call: &'static str| {
             move |source| Error::System {
                 call,
@@ -119,12 +115,22 @@ impl Fabric {
         let shared = Shared::new(lanes).map_err(system("epoll_create"))?;
         let helper = shared.helper().map_err(system("clone"))?;
         let nonce = random()?;
-        Ok(Fabric { inner: Arc::new(Inner { _helper: helper, shared, config: config.clone(), auth, ports, nonce }) })
+        let speeds = match &selected {
+            Selected::Embedded(_) => ports.iter().map(|p| interface_speed(Path::new("/"), &p.name)).collect(),
+            Selected::Verbs(chosen) => chosen.iter().map(|p| p.speed).collect(),
+        };
+        let inner = Inner { _helper: helper, shared, config: config.clone(), auth, ports, speeds, nonce, engine };
+        Ok(Fabric { inner: Arc::new(inner) })
     }
 
     /// The ports, in plane order.
     pub fn ports(&self) -> &[PortInfo] {
         &self.inner.ports
+    }
+
+    /// What moves the bytes: `embedded`, `verbs:mlx5`, `verbs:rxe`, ..
+    pub fn engine(&self) -> &'static str {
+        self.inner.engine
     }
 
     /// Registers `len` zeroed bytes, page-aligned, on huge pages where there are some.
@@ -175,7 +181,10 @@ impl Fabric {
     /// # Errors
     /// The file could not be written, now or earlier; the capture ends there.
     pub fn flush_capture(&self) -> Result<(), Error> {
-        Ok(self.inner.shared.lock().lanes_mut().io_mut().flush_capture()?)
+        match self.inner.shared.lock().lanes_mut().udp_mut() {
+            Some(io) => Ok(io.flush_capture()?),
+            None => Ok(()),
+        }
     }
 
     /// What happened so far, over all connections that there are.
@@ -183,11 +192,12 @@ impl Fabric {
         let core = self.inner.shared.lock();
         let sessions: Vec<_> = core.sessions().map(|(_, s)| s.stats()).collect();
         let mut stats = Stats::collect(&self.inner.ports, sessions.iter());
-        let io = core.lanes().io();
         stats.receive_drops = core.receive_drops();
-        stats.bad_icrc = io.counters().bad_icrc;
-        let faults = io.faults();
-        stats.injected = Injected { loss: faults.loss, dup: faults.dup, reorder: faults.reorder };
+        if let Some(io) = core.lanes().udp() {
+            stats.bad_icrc = io.counters().bad_icrc;
+            let faults = io.faults();
+            stats.injected = Injected { loss: faults.loss, dup: faults.dup, reorder: faults.reorder };
+        }
         stats
     }
 }
@@ -224,6 +234,56 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.waiting.get_mut().abandon(&self.fabric.inner);
     }
+}
+
+/// The embedded engine over these addresses.
+fn embedded(config: &FabricConfig, planes: Vec<IpAddr>) -> Result<Backend, Error> {
+    if planes.is_empty() || planes.len() > crate::lanes::MAX_PORTS {
+        return Err(Error::Config { what: "1 to 8 planes are needed, each with a local address".into() });
+    }
+    let io = Udp::open(&UdpConfig {
+        planes,
+        udp_port: config.udp_port,
+        mtu: config.mtu,
+        receive_buffer: config.receive_buffer,
+        pcap: config.pcap.clone(),
+        fault: config.fault,
+        plane_rate: config.plane_rate,
+        ..UdpConfig::default()
+    })?;
+    let mtu = crate::embedded::PacketIo::ports(&io).iter().map(|p| p.mtu).max().unwrap_or(config.mtu);
+    let embedded = EmbeddedConfig {
+        seed: random()?,
+        max_lanes: 4095,
+        max_keys: 1 << 16,
+        name: "embedded",
+        burst: BURST_PACKETS * mtu,
+        // The watchdog decides sooner.
+        patience: Span::from(config.peer_timeout).saturating_mul(2),
+    };
+    Ok(Backend::Embedded(Box::new(Embedded::new(embedded, io))))
+}
+
+/// Verbs over these ports.
+fn verbs(config: &FabricConfig, ports: &[ChosenPort]) -> Result<Backend, Error> {
+    for (asked, what) in [(config.pcap.is_some(), "a capture"), (config.fault.is_some(), "fault injection")] {
+        if asked {
+            let what =
+                format!("{what} needs the embedded engine: devices show no packets; set its engine, or leave it out");
+            return Err(Error::Config { what });
+        }
+    }
+    let library = super::select::load()?;
+    let port = |p: &ChosenPort| VerbsPort {
+        device: p.device.clone(),
+        port: p.port,
+        // Its index may be another by now.
+        gid: GidChoice::Address(p.addr),
+        rail: p.place.rail,
+        plane: p.place.plane,
+    };
+    let verbs = VerbsConfig::new(ports.iter().map(port).collect(), random()?);
+    Ok(Backend::Verbs(Box::new(VerbsLanes::open(&library, verbs)?)))
 }
 
 fn random() -> Result<u64, Error> {

@@ -8,7 +8,7 @@ use super::error::Error;
 use crate::lanes::{Control, MAX_PORTS, Window, WindowAccess};
 
 /// Bytes of a window's token.
-const TOKEN: usize = 16 + 4 * MAX_PORTS;
+pub(super) const TOKEN: usize = 16 + 4 * MAX_PORTS;
 
 /// A buffer that one peer may use until it is closed. Its bytes may change at any time, so they are only copied.
 pub struct Exposed {
@@ -21,6 +21,17 @@ pub struct Exposed {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RemoteWindow {
     window: Window,
+}
+
+/// A window as the bytes that [`RemoteWindow::from_bytes`] takes.
+pub(super) fn window_token(window: &Window) -> [u8; TOKEN] {
+    let mut token = [0; TOKEN];
+    token[..8].copy_from_slice(&window.addr.to_le_bytes());
+    token[8..16].copy_from_slice(&window.len.to_le_bytes());
+    for (slot, key) in token[16..].chunks_exact_mut(4).zip(window.keys) {
+        slot.copy_from_slice(&key.to_le_bytes());
+    }
+    token
 }
 
 impl Connection {
@@ -41,13 +52,7 @@ impl Connection {
 impl Exposed {
     /// What the peer makes a [`RemoteWindow`] of. Whoever has it can use the window; it travels only between the two.
     pub fn token(&self) -> [u8; TOKEN] {
-        let mut token = [0; TOKEN];
-        token[..8].copy_from_slice(&self.window.addr.to_le_bytes());
-        token[8..16].copy_from_slice(&self.window.len.to_le_bytes());
-        for (slot, key) in token[16..].chunks_exact_mut(4).zip(self.window.keys) {
-            slot.copy_from_slice(&key.to_le_bytes());
-        }
-        token
+        window_token(&self.window)
     }
 
     /// Size in bytes.

@@ -102,6 +102,18 @@ pub enum BootstrapError {
         /// Planes of the peer.
         theirs: PlaneList,
     },
+    /// No two ports reach each other.
+    #[error(
+        "no port of ours reaches one of the peer's: ours are {ours}, the peer's are {theirs}; probes (UDP to ports that the \
+         system chose) were lost in one direction or both; check routes and cables, and that no firewall drops UDP; where one \
+         lets only RoCEv2 (UDP port 4791) through, turn probing off at either end"
+    )]
+    Unreachable {
+        /// Planes of this end.
+        ours: PlaneList,
+        /// Planes of the peer.
+        theirs: PlaneList,
+    },
     /// The peer said no.
     #[error("the peer refused: {reason}; {}", reason.advice())]
     Refused {
@@ -150,6 +162,10 @@ pub enum Waiting {
     KeyExchange,
     /// The peer's Hello.
     Hello,
+    /// Where the peer expects probes.
+    Probes,
+    /// What the peer saw of our probes.
+    Report,
     /// The peer's lane addresses.
     Lanes,
     /// The peer's Ready.
@@ -165,7 +181,9 @@ impl Waiting {
         match self {
             Waiting::Connect => "check that the peer listens there and that no firewall drops the connection",
             Waiting::Preamble => "the peer accepted but said nothing; check that planespray listens at that port",
-            Waiting::KeyExchange | Waiting::Hello => "the peer is slow or stopped; check its load and its log",
+            Waiting::KeyExchange | Waiting::Hello | Waiting::Probes | Waiting::Report => {
+                "the peer is slow or stopped; check its load and its log"
+            }
             Waiting::Lanes | Waiting::Ready => "the peer did not get its lanes up; its log says why",
             Waiting::Ourselves => "this end did not provide or connect its lanes in time; check its load",
             Waiting::Nothing => "the handshake was done",
@@ -180,6 +198,8 @@ impl fmt::Display for Waiting {
             Waiting::Preamble => "the peer's preamble",
             Waiting::KeyExchange => "the key exchange",
             Waiting::Hello => "the peer's hello",
+            Waiting::Probes => "where the peer expects probes",
+            Waiting::Report => "the peer's report on our probes",
             Waiting::Lanes => "the peer's lane addresses",
             Waiting::Ready => "the peer's ready",
             Waiting::Ourselves => "this end's own lanes",

@@ -6,12 +6,13 @@ use super::error::{BootstrapError, Refusal, Waiting};
 use super::frame::{self, Frame};
 use super::hello::{Hello, bounded, valid_mtu};
 use super::key::Auth;
-use super::plan::{LanePlan, MAX_LANES, plan};
+use super::plan::{LanePlan, MAX_LANES, plan, preferred};
 use super::preamble::{self, Preamble};
+use super::reach::{FEATURE_PROBES, MAX_PAIRS, PairReport, Reach};
 use super::records::Records;
 use super::{MAX_HANDSHAKE, MAX_MESSAGE, noise};
 use crate::class::Class;
-use crate::lanes::LaneAddress;
+use crate::lanes::{LaneAddress, MAX_PORTS};
 use crate::time::Time;
 
 /// A frame of this length is no message but a clear word of the responder: the key exchange did not decrypt.
@@ -41,9 +42,18 @@ pub enum Step<'a> {
     /// Move bytes: send [`Handshake::take_output`], feed [`Handshake::input`], and poll again then or at
     /// [`Handshake::poll_timeout`].
     NeedIo,
-    /// The peer is authenticated and said this. Make the lanes of [`Handshake::plan`], then call
-    /// [`Handshake::provide_lanes`].
+    /// The peer is authenticated and said this, and one of us does not probe. Make the lanes of [`Handshake::plan`], then
+    /// call [`Handshake::provide_lanes`].
     PeerHello(&'a Hello),
+    /// The peer is authenticated, and both ends probe: get ready for its probes, then call
+    /// [`Handshake::provide_probes`].
+    OpenProbes,
+    /// The peer takes probes at these UDP ports, one for each of its planes. Send ours and gather its; then call
+    /// [`Handshake::report`].
+    PeerProbes(&'a [u16]),
+    /// Both ends know which ports reach each other; this is what the peer saw of our probes. Make the lanes of
+    /// [`Handshake::plan`], then call [`Handshake::provide_lanes`].
+    Reached(&'a [PairReport]),
     /// The peer's lanes, one for each of [`Handshake::plan`]. Connect ours to them, then call
     /// [`Handshake::ready`].
     PeerLanes(&'a [LaneAddress]),
@@ -72,6 +82,12 @@ pub struct Handshake {
     received: usize,
     pub(super) output: Vec<u8>,
     peer: Option<Hello>,
+    probing: bool,
+    probes_sent: bool,
+    peer_probes: Option<Vec<u16>>,
+    report: Option<Vec<PairReport>>,
+    peer_report: Option<Vec<PairReport>>,
+    reach: Option<Reach>,
     plan: Vec<LanePlan>,
     lanes_sent: bool,
     peer_lanes: Option<Vec<LaneAddress>>,
@@ -101,6 +117,8 @@ pub struct Established {
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(super) enum Message {
     Hello(Hello),
+    Probes(#[serde(deserialize_with = "bounded::<_, _, MAX_PORTS>")] Vec<u16>),
+    Report(#[serde(deserialize_with = "bounded::<_, _, MAX_PAIRS>")] Vec<PairReport>),
     Lanes(#[serde(deserialize_with = "bounded::<_, _, MAX_LANES>")] Vec<LaneAddress>),
     Ready,
     Refused(Refusal),
@@ -136,6 +154,12 @@ impl Handshake {
             received: 0,
             output,
             peer: None,
+            probing: false,
+            probes_sent: false,
+            peer_probes: None,
+            report: None,
+            peer_report: None,
+            reach: None,
             plan: Vec::new(),
             lanes_sent: false,
             peer_lanes: None,
@@ -164,9 +188,30 @@ impl Handshake {
         self.peer.as_ref()
     }
 
-    /// The lanes to make, once the peer's Hello is here.
+    /// The lanes to make, once it is their turn: with the peer's Hello, or with [`Step::Reached`].
     pub fn plan(&self) -> &[LanePlan] {
         &self.plan
+    }
+
+    /// What the peer saw of our probes, once it said so.
+    pub fn peer_report(&self) -> Option<&[PairReport]> {
+        self.peer_report.as_deref()
+    }
+
+    /// Ports of ours and the peer's that would have met, but do not reach each other.
+    pub fn unreached(&self) -> Vec<(u8, u8)> {
+        let (Some(peer), Some(reach)) = (&self.peer, &self.reach) else { return Vec::new() };
+        let pairs = match self.role {
+            Role::Initiator => preferred(&self.hello, peer),
+            Role::Responder => preferred(peer, &self.hello),
+        };
+        let lost = pairs.into_iter().filter(|&(i, r)| reach.mtu(i, r).is_none());
+        lost.map(|(i, r)| if self.role == Role::Initiator { (i, r) } else { (r, i) }).collect()
+    }
+
+    /// The RoCE MTU between the ports of a planned lane, once the plan is known.
+    pub fn mtu(&self, lane: &LanePlan) -> Option<u32> {
+        self.reach.as_ref()?.mtu(lane.initiator_port, lane.responder_port)
     }
 
     /// True once the peer proved that it knows the job key and is there now (in insecure mode: the latter).
@@ -178,7 +223,10 @@ impl Handshake {
 
     /// What is missing to go on.
     pub fn waiting_for(&self) -> Waiting {
-        let caller = (self.peer.is_some() && !self.lanes_sent) || (self.peer_lanes.is_some() && !self.ready_sent);
+        let hello = self.peer.is_some() && if self.probing { !self.probes_sent } else { !self.lanes_sent };
+        let probes = self.peer_probes.is_some() && self.report.is_none();
+        let reached = self.probing && self.reach.is_some() && !self.lanes_sent;
+        let caller = hello || probes || reached || (self.peer_lanes.is_some() && !self.ready_sent);
         if caller { Waiting::Ourselves } else { self.awaiting }
     }
 
@@ -229,7 +277,9 @@ impl Handshake {
         }
         Ok(match (&self.peer, &self.peer_lanes) {
             _ if done => Step::Done,
-            (Some(hello), _) if !self.lanes_sent => Step::PeerHello(hello),
+            (Some(hello), _) if !self.probing && !self.lanes_sent => Step::PeerHello(hello),
+            (Some(_), _) if self.probing && !self.probes_sent => Step::OpenProbes,
+            (Some(_), _) if self.probing && !self.lanes_sent => self.probe_step(),
             (_, Some(lanes)) if !self.ready_sent => Step::PeerLanes(lanes),
             _ => Step::NeedIo,
         })
@@ -241,12 +291,73 @@ impl Handshake {
         if done || self.failed.is_some() { None } else { Some(self.deadline) }
     }
 
+    fn probe_step(&self) -> Step<'_> {
+        match (&self.peer_probes, &self.peer_report) {
+            (Some(ports), _) if self.report.is_none() => Step::PeerProbes(ports),
+            (_, Some(report)) if self.report.is_some() => Step::Reached(report),
+            _ => Step::NeedIo,
+        }
+    }
+
+    /// We are ready for probes: at which UDP port of each of our planes.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Invalid`] if it is not the moment, or not one port for each plane; not final.
+    pub fn provide_probes(&mut self, ports: Vec<u16>) -> Result<(), BootstrapError> {
+        if !self.probing || self.probes_sent || ports.len() != self.hello.planes.len() || ports.contains(&0) {
+            return Err(BootstrapError::Invalid { what: "the moment to provide probe ports, or their number" });
+        }
+        self.probes_sent = true;
+        self.say(&Message::Probes(ports))
+    }
+
+    /// What we saw of the peer's probes.
+    ///
+    /// # Errors
+    /// [`BootstrapError::Invalid`] if it is not the moment; not final. [`BootstrapError::Unreachable`] if the peer's
+    /// report is here and no ports reach each other.
+    pub fn report(&mut self, report: Vec<PairReport>) -> Result<(), BootstrapError> {
+        if self.peer_probes.is_none() || !self.probes_sent || self.report.is_some() || report.len() > MAX_PAIRS {
+            return Err(BootstrapError::Invalid { what: "the moment to report on probes" });
+        }
+        self.say(&Message::Report(report.clone()))?;
+        self.report = Some(report);
+        self.conclude().map_err(|e| self.fail(e))
+    }
+
+    /// With both reports, or without probing: the matrix and the plan.
+    fn conclude(&mut self) -> Result<(), BootstrapError> {
+        let Some(peer) = &self.peer else { return Ok(()) };
+        let (initiator, responder) = match self.role {
+            Role::Initiator => (&self.hello, peer),
+            Role::Responder => (peer, &self.hello),
+        };
+        let reach = match (self.probing, &self.report, &self.peer_report) {
+            (false, ..) => Reach::assumed(initiator, responder),
+            (true, Some(ours), Some(theirs)) => match self.role {
+                Role::Initiator => Reach::seen(initiator, responder, ours, theirs),
+                Role::Responder => Reach::seen(initiator, responder, theirs, ours),
+            },
+            _ => return Ok(()),
+        };
+        self.plan = plan(initiator, responder, &reach);
+        self.reach = Some(reach);
+        if self.plan.is_empty() {
+            let (ours, theirs) = (self.hello.plane_list(), peer.plane_list());
+            return Err(match self.probing {
+                true => BootstrapError::Unreachable { ours, theirs },
+                false => BootstrapError::NoCommonPlane { ours, theirs },
+            });
+        }
+        Ok(())
+    }
+
     /// Our lanes, one for each of [`Handshake::plan`], in its order.
     ///
     /// # Errors
     /// [`BootstrapError::Invalid`] if it is not their turn or one does not fit the plan; not final.
     pub fn provide_lanes(&mut self, lanes: Vec<LaneAddress>) -> Result<(), BootstrapError> {
-        if self.peer.is_none() || self.lanes_sent {
+        if self.peer.is_none() || self.reach.is_none() || self.lanes_sent {
             return Err(BootstrapError::Invalid { what: "the moment to provide lanes" });
         }
         let role = self.role;
@@ -430,22 +541,40 @@ impl Handshake {
                 if let Some(what) = hello.fault() {
                     return Err(BootstrapError::Malformed { what });
                 }
-                self.plan = match self.role {
-                    Role::Initiator => plan(&self.hello, &hello),
-                    Role::Responder => plan(&hello, &self.hello),
-                };
                 if !Class::ALL.into_iter().any(|c| hello.wants(c) && self.hello.wants(c)) {
                     return Err(BootstrapError::Malformed { what: "no traffic class that this end uses as well" });
                 }
-                if self.plan.is_empty() {
+                if preferred(&self.hello, &hello).is_empty() {
                     let (ours, theirs) = (self.hello.plane_list(), hello.plane_list());
                     return Err(BootstrapError::NoCommonPlane { ours, theirs });
                 }
+                self.probing = self.hello.features & hello.features & FEATURE_PROBES != 0;
                 self.peer = Some(hello);
-                self.awaiting = Waiting::Lanes;
+                self.awaiting = if self.probing { Waiting::Probes } else { Waiting::Lanes };
+                self.conclude()
+            }
+            (Waiting::Probes, Message::Probes(ports)) => {
+                let planes = self.peer.as_ref().map_or(0, |p| p.planes.len());
+                if ports.len() != planes || ports.contains(&0) {
+                    return Err(BootstrapError::Malformed { what: "probe ports that do not fit its planes" });
+                }
+                self.peer_probes = Some(ports);
+                self.awaiting = Waiting::Report;
                 Ok(())
             }
-            (Waiting::Lanes, Message::Lanes(lanes)) => {
+            (Waiting::Report, Message::Report(report)) if self.probes_sent => {
+                let Some(peer) = &self.peer else {
+                    return Err(BootstrapError::Malformed { what: "a report too early" });
+                };
+                if let Some(what) = report.iter().find_map(|r| r.fault(&self.hello, peer)) {
+                    return Err(BootstrapError::Malformed { what });
+                }
+                self.peer_report = Some(report);
+                self.awaiting = Waiting::Lanes;
+                self.conclude()
+            }
+            // Nobody can plan lanes before both reports are known.
+            (Waiting::Lanes, Message::Lanes(lanes)) if self.reach.is_some() => {
                 let Some(peer) = &self.peer else { return Err(BootstrapError::Malformed { what: "lanes too early" }) };
                 let role = self.role;
                 if let Some(what) = lanes_fault(&lanes, &self.plan, peer, |p| p.ports(role).1) {

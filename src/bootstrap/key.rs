@@ -65,6 +65,13 @@ impl JobKey {
         JobKey(bytes)
     }
 
+    /// A key that only who knows both this one and `secret` can have: for one listener of many in the same job.
+    #[must_use]
+    pub fn bound_to(&self, secret: &[u8; 32]) -> JobKey {
+        // As secret as the job key, which is random: whoever knows the other part only still has 32 unknown bytes.
+        JobKey(std::array::from_fn(|i| self.0[i] ^ secret[i]))
+    }
+
     /// The key written as 64 hexadecimal digits; blanks around it are ignored.
     ///
     /// # Errors
@@ -245,6 +252,15 @@ mod tests {
         assert_eq!(JobKey::from_hex(&wide).err(), Some(KeyError::NotHex { len: 32, hex: false }));
         assert_eq!(JobKey::from_hex(&"ab".repeat(32)).err(), Some(KeyError::Weak));
         assert!(KeyError::NotHex { len: 3, hex: true }.to_string().contains("64 hexadecimal digits"));
+    }
+
+    #[test]
+    fn a_bound_key_needs_both_parts() {
+        let (job, other) = (JobKey::from_bytes([3; 32]), JobKey::from_bytes([4; 32]));
+        let bound = job.bound_to(&[9; 32]);
+        assert_eq!(bound.bytes(), job.bound_to(&[9; 32]).bytes());
+        assert_ne!(bound.bytes(), other.bound_to(&[9; 32]).bytes());
+        assert_ne!(bound.bytes(), job.bound_to(&[8; 32]).bytes());
     }
 
     #[test]

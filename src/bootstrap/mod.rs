@@ -8,7 +8,10 @@
 //!                                       <-    preamble
 //!     Noise NNpsk0 message 1            ->
 //!                                       <-    Noise message 2
-//!     Hello                             <->   Hello          both compute the same `plan`
+//!     Hello                             <->   Hello
+//!     Probes                            <->   Probes         where probes are expected; if both ends want that
+//!     Report                            <->   Report         which ports reach each other
+//!                                                            both compute the same `plan`
 //!     Lanes                             <->   Lanes          one address per planned lane
 //!     Ready                             <->   Ready
 //!     records                           <->   records        goodbye, new lanes: the caller's own bytes
@@ -26,6 +29,9 @@ mod key;
 mod noise;
 mod plan;
 mod preamble;
+#[cfg(test)]
+mod probe_tests;
+mod reach;
 mod records;
 pub mod tcp;
 #[cfg(test)]
@@ -36,6 +42,7 @@ pub use handshake::{Established, Handshake, Role, Step};
 pub use hello::{Hello, Limits, MAX_HOST, PlaneOffer};
 pub use key::{Auth, AuthMode, JobKey, KEY_ENV, KEY_FILE_ENV, KeyError};
 pub use plan::{LaneKind, LanePlan, MAX_LANES, plan};
+pub use reach::{FEATURE_PROBES, PROBE_BURST, PairReport, Probe, Probing, Reach};
 pub use records::Records;
 
 /// Longest message after its two bytes of length, authentication tag included.

@@ -1,8 +1,10 @@
 //! Which lanes two ends make: one pure function that both compute.
 
 use super::hello::{Hello, PlaneOffer};
+use super::reach::Reach;
 use crate::class::Class;
 use crate::lanes::MAX_PORTS;
+use crate::topology::{share, weights};
 
 /// Most lanes between two ends; their addresses fit one message.
 pub const MAX_LANES: usize = 416;
@@ -50,11 +52,14 @@ impl LanePlan {
 /// The lanes that two ends with these Hellos make, at most [`MAX_LANES`].
 ///
 /// Ports meet if their plane number and address family are equal, by the order of their rails; where one end
-/// has fewer ports in a plane, they serve several of the other's. Each pair gets, for every class that
+/// has fewer ports in a plane, they serve several of the other's. A pair that does not reach each other is left out; a port
+/// that loses all its partners by that gets another of its plane that it does reach. Each pair gets, for every class that
 /// both want, one control lane and the smaller number of data lanes that either asked for, fewer where
-/// the lane limits say so. Empty if no plane is common.
-pub fn plan(initiator: &Hello, responder: &Hello) -> Vec<LanePlan> {
-    let pairs = pairs(&initiator.planes, &responder.planes);
+/// the lane limits say so, and fewer on pairs that are slower than the fastest. Empty if no plane is common.
+pub fn plan(initiator: &Hello, responder: &Hello, reach: &Reach) -> Vec<LanePlan> {
+    let pairs = reached(initiator, responder, reach);
+    let speeds: Vec<Option<u32>> = pairs.iter().map(|&pair| speed(initiator, responder, pair)).collect();
+    let weights = weights(&speeds);
     let classes: Vec<Class> = Class::ALL.into_iter().filter(|&c| initiator.wants(c) && responder.wants(c)).collect();
     let groups = pairs.len() * classes.len();
     if groups == 0 {
@@ -65,10 +70,10 @@ pub fn plan(initiator: &Hello, responder: &Hello) -> Vec<LanePlan> {
     let data = wanted.min((limit / groups).saturating_sub(1)).max(1);
 
     let mut lanes = Vec::with_capacity(groups * (1 + data));
-    for &(initiator_port, responder_port) in &pairs {
+    for (&(initiator_port, responder_port), weight) in pairs.iter().zip(weights) {
         let mut entropy = 0;
         for &class in &classes {
-            for number in 0..=data {
+            for number in 0..=share(data, weight) {
                 let kind = if number == 0 { LaneKind::Control } else { LaneKind::Data };
                 let index = lanes.len() as u16;
                 lanes.push(LanePlan { initiator_port, responder_port, class, kind, index, entropy });
@@ -79,7 +84,37 @@ pub fn plan(initiator: &Hello, responder: &Hello) -> Vec<LanePlan> {
     lanes
 }
 
-/// Which ports of both ends meet.
+/// Which ports of both ends meet if all reach each other: (initiator's, responder's).
+pub(super) fn preferred(initiator: &Hello, responder: &Hello) -> Vec<(u8, u8)> {
+    pairs(&initiator.planes, &responder.planes)
+}
+
+/// Which ports meet, of those that reach each other.
+fn reached(initiator: &Hello, responder: &Hello, reach: &Reach) -> Vec<(u8, u8)> {
+    let mut met = preferred(initiator, responder);
+    met.retain(|&(i, r)| reach.mtu(i, r).is_some());
+    for i in 0..initiator.planes.len().min(MAX_PORTS) as u8 {
+        if !met.iter().any(|m| m.0 == i) {
+            let partners = (0..responder.planes.len().min(MAX_PORTS) as u8).filter(|&r| reach.mtu(i, r).is_some());
+            met.extend(partners.min_by_key(|&r| met.iter().filter(|m| m.1 == r).count()).map(|r| (i, r)));
+        }
+    }
+    for r in 0..responder.planes.len().min(MAX_PORTS) as u8 {
+        if !met.iter().any(|m| m.1 == r) {
+            let partners = (0..initiator.planes.len().min(MAX_PORTS) as u8).filter(|&i| reach.mtu(i, r).is_some());
+            met.extend(partners.min_by_key(|&i| met.iter().filter(|m| m.0 == i).count()).map(|i| (i, r)));
+        }
+    }
+    met
+}
+
+/// The slower end's speed, as far as it is known.
+fn speed(initiator: &Hello, responder: &Hello, (i, r): (u8, u8)) -> Option<u32> {
+    let of = |hello: &Hello, port: u8| hello.planes.get(usize::from(port)).and_then(|p| p.speed).filter(|&s| s > 0);
+    [of(initiator, i), of(responder, r)].into_iter().flatten().min()
+}
+
+/// Which ports of both ends meet by their planes and the order of their rails.
 fn pairs(initiator: &[PlaneOffer], responder: &[PlaneOffer]) -> Vec<(u8, u8)> {
     let initiator = sorted(initiator);
     let responder = sorted(responder);
@@ -113,9 +148,68 @@ fn sorted(planes: &[PlaneOffer]) -> Vec<((u16, bool), u16, u8)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::reach::PairReport;
     use crate::bootstrap::tests::hello;
     use proptest::prelude::*;
     use std::collections::HashSet;
+
+    /// The plan where everything reaches everything.
+    fn plan(a: &Hello, b: &Hello) -> Vec<LanePlan> {
+        super::plan(a, b, &Reach::assumed(a, b))
+    }
+
+    fn met(lanes: &[LanePlan]) -> Vec<(u8, u8)> {
+        let mut met: Vec<_> = lanes.iter().map(|l| (l.initiator_port, l.responder_port)).collect();
+        met.dedup();
+        met
+    }
+
+    fn report(pairs: &[(u8, u8)]) -> Vec<PairReport> {
+        pairs.iter().map(|&(from, to)| PairReport { from, to, burst: 0xff, counted: true, mtu: 4096 }).collect()
+    }
+
+    /// The plan where only these (initiator's, responder's) ports reach each other.
+    fn plan_over(a: &Hello, b: &Hello, pairs: &[(u8, u8)]) -> Vec<LanePlan> {
+        let back: Vec<_> = pairs.iter().map(|&(i, r)| (r, i)).collect();
+        super::plan(a, b, &Reach::seen(a, b, &report(&back), &report(pairs)))
+    }
+
+    #[test]
+    fn pairs_that_do_not_reach_each_other_are_never_used() {
+        // Two rails in one plane, and a second plane.
+        let a = offers(&[(0, 0, "10.0.0.1"), (1, 0, "10.0.0.2"), (0, 1, "10.0.1.1")]);
+        let b = offers(&[(0, 0, "10.0.0.3"), (1, 0, "10.0.0.4"), (0, 1, "10.0.1.2")]);
+        let all = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 2)];
+        assert_eq!(met(&plan_over(&a, &b, &all)), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(met(&plan_over(&a, &b, &[(0, 0), (1, 1)])), [(0, 0), (1, 1)], "a plane is down");
+        // Rails that are cabled crosswise.
+        assert_eq!(met(&plan_over(&a, &b, &[(0, 1), (1, 0), (2, 2)])), [(2, 2), (0, 1), (1, 0)]);
+        // The initiator's second rail reaches only the responder's first.
+        assert_eq!(met(&plan_over(&a, &b, &[(0, 0), (1, 0)])), [(0, 0), (1, 0)]);
+        // The responder's second rail is reached only by the initiator's first.
+        assert_eq!(met(&plan_over(&a, &b, &[(0, 0), (0, 1)])), [(0, 0), (0, 1)]);
+        assert!(plan_over(&a, &b, &[]).is_empty());
+        // Ports of different planes never meet, whatever is reported.
+        assert!(plan_over(&a, &b, &[(0, 2), (2, 0)]).is_empty());
+    }
+
+    #[test]
+    fn slower_pairs_get_fewer_data_lanes() {
+        let mut a = offers(&[(0, 0, "10.0.0.1"), (0, 1, "10.0.1.1"), (0, 2, "10.0.2.1")]);
+        let mut b = offers(&[(0, 0, "10.0.0.2"), (0, 1, "10.0.1.2"), (0, 2, "10.0.2.2")]);
+        (a.lanes_per_plane, b.lanes_per_plane) = (8, 8);
+        a.planes[0].speed = Some(400_000);
+        b.planes[0].speed = Some(400_000);
+        a.planes[1].speed = Some(400_000);
+        b.planes[1].speed = Some(100_000);
+        (a.planes[2].speed, b.planes[2].speed) = (None, Some(1));
+        let lanes = plan(&a, &b);
+        let data = |port: u8| {
+            let of = |l: &&LanePlan| (l.initiator_port, l.class, l.kind) == (port, Class::Bulk, LaneKind::Data);
+            lanes.iter().filter(of).count()
+        };
+        assert_eq!([data(0), data(1), data(2)], [8, 2, 1]);
+    }
 
     fn offers(list: &[(u16, u16, &str)]) -> Hello {
         hello("test", list)

@@ -74,13 +74,34 @@ pub(super) fn lanes(h: &Handshake) -> Vec<LaneAddress> {
         .collect()
 }
 
+/// Says that everything of the peer's arrives at this end, but at the address 10.0.0.2.
+fn reports(h: &Handshake) -> Vec<PairReport> {
+    let mut probing = Probing::new(h.role(), h.hello(), h.peer_hello().expect("it said hello"), START);
+    let blocked: std::net::IpAddr = "10.0.0.2".parse().expect("an address");
+    for (to, plane) in h.hello().planes.iter().enumerate().filter(|(_, p)| p.addr != blocked) {
+        let peers = h.peer_hello().expect("it said hello").planes.iter();
+        for from in peers.filter(|p| p.addr.is_ipv6() == plane.addr.is_ipv6()) {
+            (0..8).chain([0x80]).for_each(|n| probing.arrived(to as u8, from.addr, n, Some(u16::from(n))));
+        }
+    }
+    probing.report()
+}
+
 /// Does what a caller does, until bytes are needed. True when done.
 pub(super) fn serve(h: &mut Handshake, now: Time) -> Result<bool, BootstrapError> {
     loop {
         match h.poll(now)? {
             Step::NeedIo => return Ok(false),
             Step::Done => return Ok(true),
-            Step::PeerHello(_) => {
+            Step::OpenProbes => {
+                let ports = vec![9; h.hello().planes.len()];
+                h.provide_probes(ports)?;
+            }
+            Step::PeerProbes(_) => {
+                let all = reports(h);
+                h.report(all)?;
+            }
+            Step::PeerHello(_) | Step::Reached(_) => {
                 let lanes = lanes(h);
                 h.provide_lanes(lanes)?;
             }
@@ -90,14 +111,14 @@ pub(super) fn serve(h: &mut Handshake, now: Time) -> Result<bool, BootstrapError
 }
 
 /// One end and the bytes on their way to it.
-struct End {
-    h: Handshake,
+pub(super) struct End {
+    pub(super) h: Handshake,
     inbox: Vec<u8>,
     /// Bytes it was given so far.
     seen: usize,
     /// Everything it sent.
     sent: Vec<u8>,
-    error: Option<BootstrapError>,
+    pub(super) error: Option<BootstrapError>,
     done: bool,
 }
 
@@ -126,7 +147,7 @@ impl End {
 }
 
 /// Runs both ends until nothing moves. `chunk` says how many bytes are given at once, by position in the stream.
-fn run(a: Handshake, b: Handshake, mut chunk: impl FnMut(usize) -> usize) -> (End, End) {
+pub(super) fn run(a: Handshake, b: Handshake, mut chunk: impl FnMut(usize) -> usize) -> (End, End) {
     let (mut a, mut b) = (End::new(a), End::new(b));
     for _ in 0..100_000 {
         let before = (a.seen, b.seen, a.sent.len(), b.sent.len());
@@ -139,7 +160,7 @@ fn run(a: Handshake, b: Handshake, mut chunk: impl FnMut(usize) -> usize) -> (En
     (a, b)
 }
 
-fn established(a: End, b: End) -> ((Established, Records), (Established, Records)) {
+pub(super) fn established(a: End, b: End) -> ((Established, Records), (Established, Records)) {
     assert_eq!((&a.error, &b.error), (&None, &None));
     assert!(a.done && b.done);
     assert!(a.inbox.is_empty() && b.inbox.is_empty());
@@ -572,7 +593,7 @@ fn authenticated() -> (Handshake, Handshake) {
     (a, b)
 }
 
-fn feed(from: &mut Handshake, to: &mut Handshake) -> Result<(), BootstrapError> {
+pub(super) fn feed(from: &mut Handshake, to: &mut Handshake) -> Result<(), BootstrapError> {
     let mut wire = Vec::new();
     from.take_output(&mut wire);
     to.input(START, &wire).map(|taken| assert!(taken == wire.len() || to.wanted() == 0))

@@ -60,6 +60,14 @@ impl Backlog {
         }
     }
 
+    /// Takes out what waits of one kind.
+    pub(super) fn take(&mut self, kind: Kind) -> VecDeque<Command> {
+        match self.streams.iter().position(|s| s.kind == kind) {
+            Some(index) => self.streams.swap_remove(index).commands,
+            None => VecDeque::new(),
+        }
+    }
+
     /// Gives each stream's commands to `start`, up to the first that it gives back. True if it took any.
     pub(super) fn retry(&mut self, mut start: impl FnMut(Command) -> Result<(), Command>) -> bool {
         let mut any = false;

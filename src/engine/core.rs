@@ -6,23 +6,21 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 
 use super::backlog::{Backlog, Kind};
 use super::command::{Command, SessionId};
+use super::log::EventLog;
 use super::ops::{Ended, OpId, Ops};
 use crate::lanes::{
-    Completed, Completion, Domain, LaneError, LaneEvent, LaneId, Lanes, MrId, Status, Window, WindowAccess,
+    Completed, Completion, Domain, LaneAddress, LaneError, LaneId, LaneSpec, Lanes, MAX_PORTS, MrId, Status, Window,
+    WindowAccess,
 };
 use crate::mem::Region;
 use crate::spray::{DoneKind, Failure, LaneRole, Post, Recv, Refused, Session, SessionConfig};
-use crate::time::{Span, Time};
+use crate::time::Time;
 
 /// Most completions handled in one round.
 const BATCH: usize = 256;
 /// Most commands executed in one round.
 const COMMANDS: usize = 64;
-/// How often the bootstrap connections are looked at.
-const WATCH_EVERY: Span = Span::from_millis(2);
-/// How long operations may go on towards a peer that said goodbye and left.
-const PARTING: Span = Span::from_millis(500);
-const NOBODY: u16 = u16::MAX;
+pub(super) const NOBODY: u16 = u16::MAX;
 
 /// A session's state as its owner sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,25 +54,30 @@ pub struct NewSession {
     pub domain: Domain,
     /// Its lanes.
     pub lanes: Vec<(LaneId, LaneRole)>,
+    /// How each of the lanes was made, and where the peer's is; without these they are not made anew.
+    pub remake: Vec<(LaneSpec, LaneAddress)>,
     /// Bytes that each of the peer's ports takes.
     pub budgets: Vec<(u8, Option<u64>)>,
 }
 
 /// The engine's state over one backend.
 pub struct Core<L> {
-    lanes: L,
+    pub(super) lanes: L,
     ops: Arc<Ops>,
-    slots: Vec<Slot>,
+    pub(super) slots: Vec<Slot>,
     /// Session of each lane slot.
-    owner: Vec<u16>,
+    pub(super) owner: Vec<u16>,
     completions: Box<[Completion]>,
     /// Registration that each operation uses.
     registrations: Box<[MrId]>,
     /// Outstanding uses of each registration, and whether its buffer is gone.
     uses: Vec<Uses>,
     next_domain: u32,
-    next_watch: Time,
-    receive_drops: u64,
+    pub(super) next_watch: Time,
+    pub(super) receive_drops: u64,
+    pub(super) log: EventLog,
+    /// Ports that the operator took out of use.
+    pub(super) drained: [bool; MAX_PORTS],
 }
 
 #[derive(Clone, Copy, Default)]
@@ -83,32 +86,34 @@ struct Uses {
     orphan: bool,
 }
 
-struct Slot {
+pub(super) struct Slot {
     generation: u16,
-    entry: Option<Box<Entry>>,
+    pub(super) entry: Option<Box<Entry>>,
 }
 
-struct Entry {
-    session: Session,
+pub(super) struct Entry {
+    pub(super) session: Session,
     domain: Domain,
-    lanes: Vec<LaneId>,
+    pub(super) lanes: Vec<LaneId>,
+    /// By the lane's number: how it is made, and where the peer's is.
+    pub(super) remake: Vec<Option<(LaneSpec, LaneAddress)>>,
     control: MrId,
-    state: SessionState,
-    due: Option<Time>,
-    dirty: bool,
-    under_way: usize,
-    witness: Option<Witness>,
+    pub(super) state: SessionState,
+    pub(super) due: Option<Time>,
+    pub(super) dirty: bool,
+    pub(super) under_way: usize,
+    pub(super) witness: Option<Witness>,
     /// Operations that the session had no room for.
-    backlog: Backlog,
+    pub(super) backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
     closing: bool,
     /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
-    left: bool,
-    left_at: Time,
+    pub(super) left: bool,
+    pub(super) left_at: Time,
     /// Both ends are ready: control messages may go out.
-    ready: bool,
+    pub(super) ready: bool,
     /// Among how many sessions its peer was told that our receive budgets are divided; 0 for what the bootstrap said.
-    told: usize,
+    pub(super) told: usize,
 }
 
 impl<L: Lanes> Core<L> {
@@ -134,12 +139,19 @@ impl<L: Lanes> Core<L> {
             next_domain: 1,
             next_watch: Time::ZERO,
             receive_drops: 0,
+            log: EventLog::default(),
+            drained: [false; MAX_PORTS],
         }
     }
 
     /// The backend.
     pub fn lanes(&self) -> &L {
         &self.lanes
+    }
+
+    /// The last decisions about lanes and ports, with their evidence.
+    pub fn log(&self) -> &EventLog {
+        &self.log
     }
 
     /// The backend, for its control half.
@@ -189,12 +201,17 @@ impl<L: Lanes> Core<L> {
             session.set_peer_budget(port, bytes);
         }
         session.start(now);
+        let mut remake = Vec::new();
+        for ((_, role), &how) in new.lanes.iter().zip(&new.remake) {
+            let number = usize::from(role.peer_index);
+            if remake.len() <= number {
+                remake.resize(number + 1, None);
+            }
+            remake[number] = Some(how);
+        }
         let lanes: Vec<LaneId> = new.lanes.iter().map(|l| l.0).collect();
         for lane in &lanes {
-            if self.owner.len() <= lane.index() {
-                self.owner.resize(lane.index() + 1, NOBODY);
-            }
-            self.owner[lane.index()] = index as u16;
+            self.own(*lane, index);
         }
         let slot = &mut self.slots[index];
         slot.generation = slot.generation.wrapping_add(1);
@@ -203,6 +220,7 @@ impl<L: Lanes> Core<L> {
             session,
             domain: new.domain,
             lanes,
+            remake,
             control,
             state: SessionState::Open,
             due: None,
@@ -227,6 +245,7 @@ impl<L: Lanes> Core<L> {
         if let Some(entry) = self.entry_mut(id) {
             entry.witness = Some(witness);
             entry.ready = true;
+            self.drain_new(now, id);
             self.share_budgets();
             self.pump_all(now);
             self.lanes.doorbell(now);
@@ -360,75 +379,19 @@ impl<L: Lanes> Core<L> {
         }
     }
 
-    fn entry(&self, id: SessionId) -> Option<&Entry> {
+    pub(super) fn entry(&self, id: SessionId) -> Option<&Entry> {
         let slot = self.slots.get(usize::from(id.index))?;
         if slot.generation == id.generation { slot.entry.as_deref() } else { None }
     }
 
-    fn entry_mut(&mut self, id: SessionId) -> Option<&mut Entry> {
+    pub(super) fn entry_mut(&mut self, id: SessionId) -> Option<&mut Entry> {
         let slot = self.slots.get_mut(usize::from(id.index))?;
         if slot.generation == id.generation { slot.entry.as_deref_mut() } else { None }
     }
 
-    fn owner_of(&mut self, lane: LaneId) -> Option<&mut Entry> {
+    pub(super) fn owner_of(&mut self, lane: LaneId) -> Option<&mut Entry> {
         let owner = *self.owner.get(lane.index())?;
         self.slots.get_mut(usize::from(owner))?.entry.as_deref_mut()
-    }
-
-    fn lane_event(&mut self, now: Time, event: &LaneEvent) {
-        match event {
-            LaneEvent::LaneError { lane, .. } => {
-                if let Some(entry) = self.owner_of(*lane) {
-                    entry.session.lane_event(now, event);
-                    entry.dirty = true;
-                }
-            }
-            LaneEvent::ReceiveDrops { packets, .. } => self.receive_drops += u64::from(*packets),
-            _ => {
-                for entry in self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()) {
-                    entry.session.lane_event(now, event);
-                    entry.dirty = true;
-                }
-            }
-        }
-    }
-
-    fn timers(&mut self, now: Time, caught_up: bool) -> bool {
-        let mut finished = false;
-        if caught_up && now >= self.next_watch {
-            self.next_watch = now + WATCH_EVERY;
-            for index in 0..self.slots.len() {
-                let Some(entry) = self.slots[index].entry.as_deref_mut() else { continue };
-                // Nobody answers what was sent since its goodbye; the lanes would wait for longer.
-                if entry.left && entry.under_way > 0 && now.since(entry.left_at) > PARTING {
-                    self.end_slot(index, Ended::Failed(Failure::PeerClosed));
-                    finished = true;
-                    continue;
-                }
-                if entry.witness.as_mut().is_some_and(|w| w() == Seen::Gone) {
-                    entry.witness = None;
-                    // Its goodbye may be among what came with this round.
-                    finished |= self.pump(now, index);
-                    match self.slots[index].entry.as_deref_mut() {
-                        Some(entry) if entry.state == SessionState::PeerClosed => {
-                            entry.left = true;
-                            entry.left_at = now;
-                        }
-                        _ => {
-                            self.end_slot(index, Ended::PeerGone);
-                            finished = true;
-                        }
-                    }
-                }
-            }
-        }
-        for entry in self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()) {
-            if entry.due.is_some_and(|t| t <= now) {
-                entry.session.handle_timeout(now);
-                entry.dirty = true;
-            }
-        }
-        finished
     }
 
     fn execute(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) {
@@ -447,7 +410,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Takes a command: from here on its operation is under way, whether its session has room for it or not.
-    fn accept(&mut self, now: Time, command: Command) {
+    pub(super) fn accept(&mut self, now: Time, command: Command) {
         let (id, op, mr) = command.parts();
         let Some(entry) = self.entry_mut(id) else {
             self.ops.finish(op, Err(Ended::Cancelled));
@@ -528,7 +491,7 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Ends an operation that was accepted. Returns true if somebody may be waiting for it.
-    fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
+    pub(super) fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
             entry.under_way -= usize::from(!receive).min(entry.under_way);
         }
@@ -557,24 +520,7 @@ impl<L: Lanes> Core<L> {
         changed
     }
 
-    /// Tells every peer its part of our receive budgets, if it has changed. The records go out with the next pump.
-    #[cold]
-    fn share_budgets(&mut self) {
-        let n = self.sharers();
-        let open =
-            self.slots.iter_mut().filter_map(|s| s.entry.as_deref_mut()).filter(|e| e.state == SessionState::Open);
-        for entry in open.filter(|e| e.ready && e.told != n) {
-            for (port, info) in self.lanes.ports().iter().enumerate() {
-                if let Some(whole) = info.receive_budget {
-                    entry.session.announce_budget(port as u8, Some(whole / n as u64));
-                }
-            }
-            entry.told = n;
-            entry.dirty = true;
-        }
-    }
-
-    fn pump_all(&mut self, now: Time) -> bool {
+    pub(super) fn pump_all(&mut self, now: Time) -> bool {
         let mut finished = false;
         for index in 0..self.slots.len() {
             if self.slots[index].entry.as_ref().is_some_and(|e| e.dirty || !e.backlog.is_empty()) {
@@ -585,13 +531,15 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Moves what one session wants to the lanes, and its results to the callers.
-    fn pump(&mut self, now: Time, index: usize) -> bool {
+    pub(super) fn pump(&mut self, now: Time, index: usize) -> bool {
         let mut finished = false;
         // What finished may have made room for what waits, which then has posts of its own.
         loop {
             let retried = self.retry(now, index);
             let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
             entry.dirty = false;
+            self.obey(now, index);
+            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
             while let Some(post) = entry.session.poll_post(now) {
                 let posted = match &post {
                     Post::Work(lane, wr) => self.lanes.post(*lane, wr),
@@ -603,26 +551,13 @@ impl<L: Lanes> Core<L> {
                     break;
                 }
             }
-            let (mut failed, mut closed) = (None, false);
-            while let Some(event) = entry.session.poll_event() {
-                match event {
-                    crate::spray::Event::Failed(why) => failed = Some(Ended::Failed(why)),
-                    crate::spray::Event::PeerClosed if entry.state == SessionState::Open => {
-                        entry.state = SessionState::PeerClosed;
-                        closed = true;
-                    }
-                    _ => {}
-                }
-            }
-            if closed {
-                self.share_budgets();
-            }
-            let delivered = self.deliver(index, None);
-            finished |= delivered;
-            if let Some(why) = failed {
+            if let Some(why) = self.take_events(index) {
+                // The lanes go before the memory that they may still touch is given back.
                 self.end_slot(index, why);
                 return true;
             }
+            let delivered = self.deliver(index, None);
+            finished |= delivered;
             let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
             entry.due = entry.session.poll_timeout();
             if entry.backlog.is_empty() || !(delivered || retried) {
@@ -650,7 +585,7 @@ impl<L: Lanes> Core<L> {
         finished
     }
 
-    fn end_slot(&mut self, index: usize, why: Ended) {
+    pub(super) fn end_slot(&mut self, index: usize, why: Ended) {
         let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
         if matches!(entry.state, SessionState::Ended(_)) {
             return;

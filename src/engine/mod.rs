@@ -4,12 +4,18 @@
 #![forbid(unsafe_code)]
 
 mod backlog;
+mod cancel;
 mod command;
 mod core;
+mod fences;
+mod log;
 mod ops;
 mod shared;
+#[cfg(test)]
+mod simulation;
 
 pub use self::core::{Core, NewSession, Seen, SessionState, Witness};
 pub use command::{Command, SessionId};
+pub use log::{Entry as LogEntry, EventLog};
 pub use ops::{Ended, OpId, Ops};
 pub use shared::{Garbage, Helper, Shared};

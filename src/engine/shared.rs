@@ -3,9 +3,9 @@
 //! A caller queues its command and, if nobody else is driving, drives for everyone (one try-lock per
 //! batch). Waiters that found the engine taken spin or sleep until their operation is done.
 
-use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,8 @@ pub struct Shared<L> {
     /// Readable when a packet is there or `wake` was written; sleeping on it needs no lock.
     epoll: Epoll,
     stop: AtomicBool,
+    /// Written when operations were finished, for callers that sleep by a loop of their own.
+    finished_fd: OnceLock<EventFd>,
 }
 
 /// Registrations whose buffers are gone, to be ended by whoever drives next.
@@ -119,6 +121,7 @@ impl<L: Lanes + Send + 'static> Shared<L> {
             wake,
             epoll,
             stop: AtomicBool::new(false),
+            finished_fd: OnceLock::new(),
         }))
     }
 
@@ -173,6 +176,38 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         let mut core = self.core.lock();
         let now = self.clock.now();
         core.close(now, session, &self.commands);
+        self.after(core, now);
+    }
+
+    /// A descriptor that becomes readable when operations are finished, from the first call on. Reading its 8 bytes makes it
+    /// wait for the next.
+    ///
+    /// # Errors
+    /// The system has no file descriptors left.
+    pub fn finished_fd(&self) -> std::io::Result<BorrowedFd<'_>> {
+        if self.finished_fd.get().is_none() {
+            let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+            // Of two threads that both made one, the second's is closed again.
+            let _ = self.finished_fd.set(fd);
+        }
+        self.finished_fd.get().map(AsFd::as_fd).ok_or_else(|| std::io::ErrorKind::NotFound.into())
+    }
+
+    /// Gives up every send of a session's channel, also what was submitted and not started. Returns how many of them
+    /// still have bytes in flight.
+    pub fn cancel_sends(&self, session: SessionId, channel: u32) -> usize {
+        let mut core = self.core.lock();
+        let now = self.clock.now();
+        let left = core.cancel_sends(now, session, channel, &self.commands);
+        self.after(core, now);
+        left
+    }
+
+    /// Gives up every receive of a session's channel on which the peer sends nothing more.
+    pub fn cancel_receives(&self, session: SessionId, channel: u32) {
+        let mut core = self.core.lock();
+        let now = self.clock.now();
+        core.cancel_receives(now, session, channel, &self.commands);
         self.after(core, now);
     }
 
@@ -262,7 +297,11 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         drop(core);
         self.driven.store(now.as_nanos(), Ordering::Release);
         self.due.store(due, Ordering::SeqCst);
-        if self.ops.take_finished() || due < self.wakes.load(Ordering::SeqCst) {
+        let finished = self.ops.take_finished();
+        if let (true, Some(fd)) = (finished, self.finished_fd.get()) {
+            let _ = fd.write(1);
+        }
+        if finished || due < self.wakes.load(Ordering::SeqCst) {
             self.rouse();
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::copy;
 
@@ -35,6 +35,9 @@ pub enum MemError {
         /// Start of the access.
         offset: u64,
     },
+    /// The owner of the memory took it back.
+    #[error("the memory was taken back by its owner")]
+    Detached,
     /// All keys of the registry are in use.
     #[error("all {limit} keys are in use")]
     NoKeys {
@@ -51,6 +54,8 @@ struct Inner {
     ptr: NonNull<u8>,
     len: usize,
     backing: Backing,
+    /// Only borrowed memory: its owner took it back, so nothing may touch it any more.
+    detached: AtomicBool,
 }
 
 enum Backing {
@@ -60,6 +65,12 @@ enum Backing {
     Vector { capacity: usize },
     /// Somebody else's, who keeps it alive.
     Borrowed,
+}
+
+impl Inner {
+    fn new(ptr: NonNull<u8>, len: usize, backing: Backing) -> Inner {
+        Inner { ptr, len, backing, detached: AtomicBool::new(false) }
+    }
 }
 
 // SAFETY: the bytes are reached only through copies and atomics on raw pointers, which are fine from any thread.
@@ -103,23 +114,37 @@ impl Region {
             // SAFETY: advice on our own fresh mapping; refusal does no harm.
             unsafe { libc::madvise(ptr.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         }
-        Ok(Region(Arc::new(Inner { ptr, len, backing: Backing::Mapped })))
+        Ok(Region(Arc::new(Inner::new(ptr, len, Backing::Mapped))))
     }
 
     /// The bytes of `v`, without a copy. [`Region::into_vec`] gives them back.
     pub fn from_vec(v: Vec<u8>) -> Region {
         let mut v = std::mem::ManuallyDrop::new(v);
         let ptr = NonNull::new(v.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        Region(Arc::new(Inner { ptr, len: v.len(), backing: Backing::Vector { capacity: v.capacity() } }))
+        Region(Arc::new(Inner::new(ptr, v.len(), Backing::Vector { capacity: v.capacity() })))
     }
 
     /// Memory that somebody else owns.
     ///
     /// # Safety
-    /// `ptr..ptr + len` stays valid until every clone of the region is dropped, and no reference to it
-    /// is used while a key of it is live.
+    /// `ptr..ptr + len` stays valid until every clone of the region is dropped or [`Region::detach`] has returned, and no
+    /// reference to it is used while a key of it is live.
     pub unsafe fn from_raw(ptr: NonNull<u8>, len: usize) -> Region {
-        Region(Arc::new(Inner { ptr, len, backing: Backing::Borrowed }))
+        Region(Arc::new(Inner::new(ptr, len, Backing::Borrowed)))
+    }
+
+    /// Gives borrowed memory back to its owner: what is still written to the region is dropped, and reading it fails.
+    /// On other regions it does nothing.
+    ///
+    /// Nobody may be in the middle of an access: the caller holds what serializes them.
+    pub fn detach(&self) {
+        if matches!(self.0.backing, Backing::Borrowed) {
+            self.0.detached.store(true, Ordering::Release);
+        }
+    }
+
+    fn is_detached(&self) -> bool {
+        self.0.detached.load(Ordering::Acquire)
     }
 
     /// The vector that [`Region::from_vec`] took, or a copy where the memory is of another kind.
@@ -128,6 +153,9 @@ impl Region {
     /// The region itself, if another handle to it is still alive.
     pub fn into_vec(self) -> Result<Vec<u8>, Region> {
         let inner = Arc::try_unwrap(self.0).map_err(Region)?;
+        if inner.detached.load(Ordering::Acquire) {
+            return Ok(Vec::new());
+        }
         if let Backing::Vector { capacity } = inner.backing {
             let inner = std::mem::ManuallyDrop::new(inner);
             // SAFETY: pointer, length and capacity came from a vector, and this was the last handle.
@@ -161,6 +189,9 @@ impl Region {
     #[inline]
     pub fn write_at(&self, offset: u64, src: &[u8]) -> Result<(), MemError> {
         let at = self.check(offset, src.len() as u64)?;
+        if self.is_detached() {
+            return Ok(());
+        }
         // SAFETY: the range was checked, and the memory is valid while self lives.
         unsafe { copy::copy_in(self.0.ptr.as_ptr().add(at), src) };
         Ok(())
@@ -173,6 +204,9 @@ impl Region {
     #[inline]
     pub fn read_at(&self, offset: u64, dst: &mut [u8]) -> Result<(), MemError> {
         let at = self.check(offset, dst.len() as u64)?;
+        if self.is_detached() {
+            return Err(MemError::Detached);
+        }
         // SAFETY: the range was checked, and the memory is valid while self lives.
         unsafe { copy::copy_out(self.0.ptr.as_ptr().add(at), dst) };
         Ok(())
@@ -186,6 +220,12 @@ impl Region {
     pub fn copy_to(&self, offset: u64, to: &Region, to_offset: u64, len: u64) -> Result<(), MemError> {
         let from_at = self.check(offset, len)?;
         let to_at = to.check(to_offset, len)?;
+        if self.is_detached() {
+            return Err(MemError::Detached);
+        }
+        if to.is_detached() {
+            return Ok(());
+        }
         let src = self.0.ptr.as_ptr().wrapping_add(from_at);
         let dst = to.0.ptr.as_ptr().wrapping_add(to_at);
         if src.addr().abs_diff(dst.addr()) as u64 >= len {
@@ -223,6 +263,9 @@ impl Region {
 
     fn atomic(&self, offset: u64) -> Result<&AtomicU64, MemError> {
         let at = self.check(offset, 8)?;
+        if self.is_detached() {
+            return Err(MemError::Detached);
+        }
         let ptr = self.0.ptr.as_ptr().wrapping_add(at);
         if !(ptr as usize).is_multiple_of(8) {
             return Err(MemError::Misaligned { offset });
@@ -284,6 +327,27 @@ mod tests {
         assert!(r.fetch_add(56, 1).is_ok());
         assert!(r.fetch_add(57, 1).is_err());
         assert!(r.fetch_add(4, 1).is_err());
+    }
+
+    #[test]
+    fn memory_taken_back_is_not_touched() {
+        let mut bytes = vec![7u8; 64];
+        let ptr = NonNull::new(bytes.as_mut_ptr()).expect("a vector");
+        // SAFETY: `bytes` outlives the region, and is looked at only after `detach`.
+        let r = unsafe { Region::from_raw(ptr, 64) };
+        r.write_at(0, &[1; 8]).expect("in bounds");
+        r.detach();
+        r.write_at(8, &[2; 8]).expect("dropped");
+        assert_eq!(r.read_at(0, &mut [0; 8]), Err(MemError::Detached));
+        assert_eq!(r.fetch_add(0, 1), Err(MemError::Detached));
+        assert!(r.write_at(60, &[2; 8]).is_err(), "bounds still hold");
+        let own = Region::from_vec(vec![3; 64]);
+        own.copy_to(0, &r, 0, 64).expect("dropped");
+        assert_eq!(r.copy_to(0, &own, 0, 64), Err(MemError::Detached));
+        assert_eq!(r.into_vec().expect("last handle"), Vec::<u8>::new());
+        assert_eq!(bytes[..16], [1, 1, 1, 1, 1, 1, 1, 1, 7, 7, 7, 7, 7, 7, 7, 7]);
+        own.detach();
+        own.read_at(0, &mut [0; 8]).expect("only borrowed memory can be taken back");
     }
 
     #[test]

@@ -80,6 +80,16 @@ impl Path {
         grown || self.ce.is_some_and(|ce| ce > ONE / 32)
     }
 
+    /// Ages count from now on.
+    pub fn restart(&mut self, now: Time) {
+        self.progress = now;
+    }
+
+    /// A time that does not count for ages has passed.
+    pub fn postpone(&mut self, by: Span) {
+        self.progress += by;
+    }
+
     /// Something was posted on the lane while nothing was in flight.
     pub fn on_busy(&mut self, now: Time) {
         self.progress = now;

@@ -8,4 +8,4 @@ mod net;
 pub mod uec;
 
 pub use fabric::{Fabric, FabricPort, FabricStats, Hop, LinkSpec, LinkState, Shape, Transit};
-pub use net::{Faults, Net, NetStats, SimIo, SimPort};
+pub use net::{Cut, Faults, Net, NetStats, SimIo, SimPort};

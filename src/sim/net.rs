@@ -13,6 +13,9 @@ use crate::roce::{PathId, RxMeta};
 use crate::time::{Span, Time};
 use crate::wire::{Flow, Packet};
 
+/// Packets that cuts hold at most; more are lost.
+const HELD: usize = 4096;
+
 /// What may befall a packet. Probabilities are 0.0..=1.0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
@@ -79,13 +82,27 @@ struct Inner {
     rng: fastrand::Rng,
     faults: Faults,
     delay: Span,
-    /// One-way cuts: packets from the first address to the second vanish.
-    cuts: Vec<(IpAddr, IpAddr)>,
+    cuts: Vec<Cut>,
+    /// What held cuts hold.
+    held: Vec<Flight>,
     ports: Vec<(SocketAddr, usize)>,
     /// What flies to each host.
     flying: Vec<BinaryHeap<Reverse<Flight>>>,
     order: u64,
     stats: NetStats,
+}
+
+/// Packets from one address to another, of all source ports or one, that do not arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// Source address.
+    pub from: IpAddr,
+    /// Destination address.
+    pub to: IpAddr,
+    /// Only those from this UDP source port, which means one path.
+    pub source_port: Option<u16>,
+    /// They do arrive, but not before the cut ends.
+    pub held: bool,
 }
 
 struct Flight {
@@ -123,6 +140,7 @@ impl Net {
             faults,
             delay,
             cuts: Vec::new(),
+            held: Vec::new(),
             ports: Vec::new(),
             flying: Vec::new(),
             order: 0,
@@ -168,12 +186,26 @@ impl Net {
 
     /// Drops everything from `from` to `to` until [`Net::heal`].
     pub fn cut(&self, from: IpAddr, to: IpAddr) {
-        self.0.borrow_mut().cuts.push((from, to));
+        self.add_cut(Cut { from, to, source_port: None, held: false });
     }
 
-    /// Ends all cuts.
+    /// Begins a cut.
+    pub fn add_cut(&self, cut: Cut) {
+        self.0.borrow_mut().cuts.push(cut);
+    }
+
+    /// Ends all cuts. What they held arrives one delay later, in its order.
     pub fn heal(&self) {
-        self.0.borrow_mut().cuts.clear();
+        let mut net = self.0.borrow_mut();
+        net.cuts.clear();
+        net.release(|_| true);
+    }
+
+    /// Ends the cuts from one address to another, as [`Net::heal`] does.
+    pub fn heal_between(&self, from: IpAddr, to: IpAddr) {
+        let mut net = self.0.borrow_mut();
+        net.cuts.retain(|c| (c.from, c.to) != (from, to));
+        net.release(|f| (f.src.ip(), f.dst.ip()) == (from, to));
     }
 
     /// What befell packets so far.
@@ -189,8 +221,13 @@ impl Inner {
 
     fn send(&mut self, src: SocketAddr, dst: SocketAddr, tos: u8, bytes: &[u8]) {
         self.stats.sent += 1;
-        if self.cuts.contains(&(src.ip(), dst.ip())) {
+        let meets =
+            |c: &&Cut| (c.from, c.to) == (src.ip(), dst.ip()) && c.source_port.is_none_or(|port| port == src.port());
+        if let Some(cut) = self.cuts.iter().find(meets) {
             self.stats.cut += 1;
+            if cut.held && self.held.len() < HELD {
+                self.held.push(Flight { at: Time::ZERO, order: 0, src, dst, tos, bytes: bytes.to_vec() });
+            }
             return;
         }
         let faults = self.faults;
@@ -227,6 +264,20 @@ impl Inner {
             self.push(host, Flight { at: later, order: 0, src, dst, tos, bytes: bytes.clone() });
         }
         self.push(host, Flight { at, order: 0, src, dst, tos, bytes });
+    }
+
+    /// Sends off what was held and is meant.
+    fn release(&mut self, meant: impl Fn(&Flight) -> bool) {
+        let (released, kept) = std::mem::take(&mut self.held).into_iter().partition(meant);
+        self.held = kept;
+        let released: Vec<Flight> = released;
+        for flight in released {
+            let host = self.ports.iter().find(|(a, _)| *a == flight.dst).map(|p| p.1);
+            if let Some(host) = host {
+                let at = self.now + self.delay;
+                self.push(host, Flight { at, ..flight });
+            }
+        }
     }
 
     fn push(&mut self, host: usize, mut flight: Flight) {

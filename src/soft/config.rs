@@ -49,6 +49,8 @@ pub struct UdpConfig {
     pub pcap: Option<PathBuf>,
     /// Faults to inject.
     pub fault: Option<Fault>,
+    /// Bits per second at which each port sends, for trying out what slow planes do; `None`: as fast as it can.
+    pub plane_rate: Option<u64>,
     /// Send bursts with one system call (`UDP_SEGMENT`). Turned off by itself where it does not work.
     pub gso: bool,
     /// Receive bursts with one system call (`UDP_GRO`).
@@ -65,6 +67,7 @@ impl Default for UdpConfig {
             source_ports: 64,
             pcap: None,
             fault: None,
+            plane_rate: None,
             gso: true,
             gro: true,
         }

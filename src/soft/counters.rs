@@ -24,6 +24,8 @@ pub struct Counters {
     pub receive_errors: u64,
     /// Packets that a full receive buffer dropped (`SO_RXQ_OVFL`).
     pub drops: u64,
+    /// Packets that arrived on a port that was cut, and bursts that were to leave by it.
+    pub cut: u64,
     /// Send calls by packets in the burst: 1, 2, 3-4, 5-8, 9-16, 17-32, 33-64, 65-128.
     pub gso_batches: [u64; 8],
     /// Receive calls by packets in the batch, same steps.

@@ -8,6 +8,7 @@ use super::SoftError;
 use super::config::UdpConfig;
 use super::counters::{Counters, FaultCounts};
 use super::fault::{Fate, Faults};
+use super::gate::Gate;
 use super::paths::{Paths, Stopped};
 use super::ports::{self, Port};
 use super::selftest::{self, ProbeResponder};
@@ -50,6 +51,11 @@ pub struct Udp {
     streak: u32,
     counters: Counters,
     faults: Option<Faults>,
+    gates: Vec<Gate>,
+    /// A gate has a rate.
+    shaped: bool,
+    /// When packets were last asked for.
+    now: Time,
     tap: Option<Tap>,
 }
 
@@ -113,6 +119,9 @@ impl Udp {
             streak: 0,
             counters: Counters::default(),
             faults: cfg.fault.as_ref().map(Faults::new),
+            gates: (0..count).map(|_| Gate::new(cfg.plane_rate)).collect(),
+            shaped: cfg.plane_rate.is_some(),
+            now: Time::ZERO,
             tap: cfg.pcap.as_deref().map(Tap::create).transpose()?,
         };
         for port in 0..count {
@@ -159,14 +168,34 @@ impl Udp {
 
     /// Sends `count` probes of `len` bytes (UDP payload) from the path's own source port to a responder's address,
     /// as a burst if the port sends bursts. The peer's [`super::ProbeReport::verdict`] tells how it went.
-    /// With `len` = MTU + 44 it also tells whether the largest packets get through.
+    /// With `len` = MTU + 36 (BTH, RETH, immediate, ICRC) it also tells whether the largest packets get through.
     ///
     /// # Errors
     /// No such path, `count` not in 1..=64, `len` below 256, more than 65,000 bytes in all, or a failed call.
     pub fn probe_send(&mut self, path: PathId, to: SocketAddr, count: usize, len: usize) -> Result<(), SoftError> {
         let (_, source) = self.paths.get(path).ok_or(SoftError::Config { what: "no such path" })?;
         let gso = self.states[usize::from(source.port.0)].gso;
-        selftest::send(&source.sock, to, count, len, gso)
+        selftest::send(&source.sock, to, 0, count, len, gso)
+    }
+
+    /// The same from the first source port of `port`, before there is a path. The packets begin with `first` and the bytes
+    /// after it.
+    ///
+    /// # Errors
+    /// As for [`Udp::probe_send`].
+    pub fn probe(
+        &mut self,
+        port: PortId,
+        to: SocketAddr,
+        first: u8,
+        count: usize,
+        len: usize,
+    ) -> Result<(), SoftError> {
+        let local = self.ports.get(usize::from(port.0)).ok_or(SoftError::Config { what: "no such port" })?;
+        let source = self.paths.source(port, local, 0)?;
+        let to = super::udp::with_scope(to.ip(), to.port(), local.scope);
+        let gso = self.states[usize::from(port.0)].gso;
+        selftest::send(&self.paths.sources()[source as usize].sock, to, first, count, len, gso)
     }
 
     /// Whether `port` sends bursts with one call.
@@ -184,6 +213,30 @@ impl Udp {
     /// What was counted since [`Udp::open`].
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Loses every packet that a port sends or receives from now on, and tells nobody; or no longer. False if there is no
+    /// such port.
+    pub fn set_cut(&mut self, port: PortId, cut: bool) -> bool {
+        let gate = self.gates.get_mut(usize::from(port.0));
+        gate.map(|g| g.cut = cut).is_some()
+    }
+
+    /// Sends what waited for its turn at the rate of its port.
+    #[cold]
+    fn open_gates(&mut self, now: Time) {
+        for port in 0..self.gates.len() {
+            while let Some(mut burst) = self.gates[port].leave(now) {
+                let taken = self.gates[port].cut
+                    || self.send_now(burst.path, burst.tos, &mut burst.bytes, burst.segment).unwrap_or(true);
+                if taken {
+                    self.gates[port].give(burst);
+                } else {
+                    self.gates[port].put_back(burst);
+                    break;
+                }
+            }
+        }
     }
 
     /// Faults injected since [`Udp::open`].
@@ -231,6 +284,10 @@ impl Udp {
             state.unreported = state.unreported.saturating_add(new);
             self.counters.drops += u64::from(new);
         }
+        if self.gates[port].cut {
+            self.counters.cut += arrival.len.div_ceil(arrival.segment.max(1)) as u64;
+            return 0;
+        }
         let bytes = &self.buffer[..arrival.len];
         self.counters.gro_batches[Counters::step(arrival.len.div_ceil(arrival.segment))] += 1;
         let flow = flow(&mut state.flows, arrival.from, local);
@@ -270,19 +327,9 @@ impl Udp {
         }
         delivered
     }
-}
 
-impl PacketIo for Udp {
-    fn open_path(&mut self, port: PortId, entropy: u16, dest: SocketAddr) -> Result<PathId, LaneError> {
-        let local = self.ports.get(usize::from(port.0)).ok_or(LaneError::Invalid { what: "port" })?;
-        Ok(self.paths.open(port, local, entropy, dest)?)
-    }
-
-    fn close_path(&mut self, path: PathId) {
-        self.paths.close(path);
-    }
-
-    fn send(&mut self, path: PathId, tos: u8, bytes: &mut [u8], segment: usize) -> Result<bool, LaneError> {
+    /// Hands packets to the kernel.
+    fn send_now(&mut self, path: PathId, tos: u8, bytes: &mut [u8], segment: usize) -> Result<bool, LaneError> {
         let (path, source) = self.paths.get(path).ok_or(LaneError::Invalid { what: "path" })?;
         let len = bytes.len();
         if !(PACKET_MIN..=MAX_BURST).contains(&segment) || !(PACKET_MIN..=MAX_BURST).contains(&len) {
@@ -350,8 +397,37 @@ impl PacketIo for Udp {
             }
         }
     }
+}
+
+impl PacketIo for Udp {
+    fn open_path(&mut self, port: PortId, entropy: u16, dest: SocketAddr) -> Result<PathId, LaneError> {
+        let local = self.ports.get(usize::from(port.0)).ok_or(LaneError::Invalid { what: "port" })?;
+        Ok(self.paths.open(port, local, entropy, dest)?)
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        for gate in &mut self.gates {
+            gate.forget(path);
+        }
+        self.paths.close(path);
+    }
+
+    fn send(&mut self, id: PathId, tos: u8, bytes: &mut [u8], segment: usize) -> Result<bool, LaneError> {
+        let (_, source) = self.paths.get(id).ok_or(LaneError::Invalid { what: "path" })?;
+        let gate = &mut self.gates[usize::from(source.port.0)];
+        if gate.is_closed() {
+            self.counters.cut += u64::from(gate.cut);
+            gate.enter(self.now, id, tos, bytes, segment);
+            return Ok(true);
+        }
+        self.send_now(id, tos, bytes, segment)
+    }
 
     fn receive(&mut self, now: Time, sink: &mut impl FnMut(&RxMeta, &Packet<'_>)) -> usize {
+        self.now = now;
+        if self.shaped {
+            self.open_gates(now);
+        }
         let mut delivered = 0;
         if let Some(faults) = &mut self.faults {
             delivered += release(faults, now, sink);
@@ -402,7 +478,11 @@ impl PacketIo for Udp {
     }
 
     fn next_event(&self) -> Option<Time> {
-        self.faults.as_ref().and_then(Faults::next_due)
+        let held = self.faults.as_ref().and_then(Faults::next_due);
+        if !self.shaped {
+            return held;
+        }
+        self.gates.iter().filter_map(Gate::next_due).chain(held).min()
     }
 }
 

@@ -143,6 +143,15 @@ fn interface_of(ip: IpAddr) -> Option<String> {
     found.map(|i| i.interface_name.clone())
 }
 
+/// The address of an interface: its first IPv4 address, else its first IPv6 address that is not link-local, `Some(None)` if it
+/// has neither. `None` if there is no such interface.
+pub fn interface_address(name: &str) -> Option<Option<IpAddr>> {
+    let all: Vec<InterfaceAddress> = getifaddrs().ok()?.filter(|i| i.interface_name == name).collect();
+    let addrs = || all.iter().filter_map(|i| i.address.as_ref().and_then(to_ip));
+    let routable = |a: &IpAddr| matches!(a, IpAddr::V6(v6) if !v6.is_unicast_link_local());
+    (!all.is_empty()).then(|| addrs().find(IpAddr::is_ipv4).or_else(|| addrs().find(routable)))
+}
+
 fn to_ip(a: &SockaddrStorage) -> Option<IpAddr> {
     if let Some(v4) = a.as_sockaddr_in() {
         return Some(v4.ip().into());
@@ -173,5 +182,7 @@ mod tests {
         assert_eq!(interface_of("127.9.8.7".parse().unwrap()).as_deref(), Some("lo"));
         assert_eq!(interface_of("::1".parse().unwrap()).as_deref(), Some("lo"));
         assert_eq!(interface_of("192.0.2.1".parse().unwrap()), None);
+        assert_eq!(interface_address("lo"), Some("127.0.0.1".parse().ok()));
+        assert_eq!(interface_address("nosuch0"), None);
     }
 }

@@ -19,6 +19,9 @@ pub const PROBE_MIN: usize = 256;
 /// An identification too large to be read, or none (IPv6).
 pub const ID_UNREADABLE: u16 = u16::MAX;
 
+/// Bytes that a responder's socket holds: the probes of several peers' ports at once.
+const RECEIVE_BUFFER: usize = 1 << 20;
+
 /// What a responder saw of one burst: identification by index of the packet; `None` did not arrive.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ProbeReport {
@@ -60,6 +63,7 @@ impl ProbeResponder {
         // ldh [SKF_NET_OFF + 4]; add 9; ret a: UDP header, index, and as many bytes as the identification says.
         let id = (libc::SKF_NET_OFF + 4) as u32;
         sock.attach_filter(&[(0x28, 0, 0, id), (0x04, 0, 0, 9), (0x16, 0, 0, 0)])?;
+        sock.set_receive_buffer(RECEIVE_BUFFER)?;
         let poll = PollSet::new(&[sock.as_raw_fd()]);
         Ok(ProbeResponder { sock, poll })
     }
@@ -72,6 +76,19 @@ impl ProbeResponder {
     /// Becomes readable when a probe arrives.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.sock.as_fd()
+    }
+
+    /// Takes in what is there, at most 1,024 packets, and gives for each where it is from, its first byte, and its
+    /// identification if that can be read.
+    pub fn take(&mut self, mut sink: impl FnMut(IpAddr, u8, Option<u16>)) {
+        let mut buf = [0; 9216];
+        for _ in 0..1024 {
+            // An error of a socket that only takes probes is a probe that did not arrive.
+            let Ok(Some(arrival)) = self.sock.receive(&mut buf) else { return };
+            if arrival.len > 0 {
+                sink(arrival.from.ip(), buf[0], identification(arrival.len));
+            }
+        }
     }
 
     /// Takes in what `from` has sent, until all `expect` packets of a burst are there or `timeout` is over.
@@ -100,8 +117,7 @@ impl ProbeResponder {
             if arrival.from.ip() != from || arrival.len == 0 {
                 continue;
             }
-            // A probe of less than PROBE_MIN bytes was cut by the filter.
-            let id = if arrival.len < PROBE_MIN { (arrival.len - 1) as u16 } else { ID_UNREADABLE };
+            let id = identification(arrival.len).unwrap_or(ID_UNREADABLE);
             if let Some(slot) = report.ids.get_mut(usize::from(buf[0])) {
                 *slot = Some(id);
             }
@@ -109,8 +125,21 @@ impl ProbeResponder {
     }
 }
 
-/// Sends a burst of `count` probes of `len` bytes, in one call or one by one.
-pub(super) fn send(sock: &Sock, to: SocketAddr, count: usize, len: usize, gso: bool) -> Result<(), SoftError> {
+/// The identification of a probe of which `len` bytes are left: less than [`PROBE_MIN`] if the filter cut it.
+fn identification(len: usize) -> Option<u16> {
+    (1..PROBE_MIN).contains(&len).then(|| (len - 1) as u16)
+}
+
+/// Sends a burst of `count` probes of `len` bytes, in one call or one by one. The packets begin with `first` and the bytes
+/// after it.
+pub(super) fn send(
+    sock: &Sock,
+    to: SocketAddr,
+    first: u8,
+    count: usize,
+    len: usize,
+    gso: bool,
+) -> Result<(), SoftError> {
     if !(1..=MAX_SEGMENTS).contains(&count) || len < PROBE_MIN || len.saturating_mul(count) > MAX_BURST {
         return Err(SoftError::Config {
             what: "a probe burst has 1 to 64 packets of 256 bytes or more, 65,000 in all",
@@ -118,7 +147,7 @@ pub(super) fn send(sock: &Sock, to: SocketAddr, count: usize, len: usize, gso: b
     }
     let mut burst = vec![0; count * len];
     for (i, packet) in burst.chunks_mut(len).enumerate() {
-        packet[0] = i as u8;
+        packet[0] = first.wrapping_add(i as u8);
     }
     let to_raw: SockAddr = to.into();
     let step = if gso { burst.len() } else { len };
@@ -142,7 +171,7 @@ pub(super) fn local(sock: &Sock, port: &Port, gso: bool) -> Result<(), SoftError
     let mut result = Ok(());
     for _ in 0..3 {
         let mut responder = ProbeResponder::open(port)?;
-        send(sock, responder.addr(), LOCAL_BURST, PROBE_MIN, gso)?;
+        send(sock, responder.addr(), 0, LOCAL_BURST, PROBE_MIN, gso)?;
         let ip = sock.local().ip();
         result = responder.collect(ip, LOCAL_BURST, LOCAL_TIMEOUT)?.verdict(ip, LOCAL_BURST, gso);
         if !matches!(result, Err(SoftError::ProbeLost { .. })) {
@@ -206,7 +235,7 @@ mod tests {
         let port = port("127.0.0.62");
         let mut responder = ProbeResponder::open(&port).unwrap();
         let stranger = bind_sender("127.0.0.63:0".parse().unwrap(), Pmtu::Probe).unwrap();
-        send(&stranger, responder.addr(), 4, PROBE_MIN, true).unwrap();
+        send(&stranger, responder.addr(), 0, 4, PROBE_MIN, true).unwrap();
         let report = responder.collect("127.0.0.62".parse().unwrap(), 4, Duration::from_millis(20)).unwrap();
         assert_eq!(report.ids, [None; 4]);
         assert!(responder.collect("127.0.0.62".parse().unwrap(), 65, Duration::ZERO).is_err());

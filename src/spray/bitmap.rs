@@ -62,6 +62,20 @@ impl BitPool {
         }
     }
 
+    /// Units `first..first + 16`, the first in bit 0; what is beyond the last unit may be anything.
+    pub(super) fn window(&self, bits: &Bits, first: u64) -> u16 {
+        let word = |at: u64| match bits {
+            Bits::Word(word) if at == 0 => *word,
+            Bits::Word(_) => 0,
+            Bits::Block(block) => {
+                self.blocks.get(*block as usize).and_then(|words| words.get(at as usize)).copied().unwrap_or(0)
+            }
+        };
+        let (at, shift) = (first / 64, first % 64);
+        let both = u128::from(word(at)) | u128::from(word(at + 1)) << 64;
+        (both >> shift) as u16
+    }
+
     /// How many of the units below `end` are set.
     pub(super) fn count(&self, bits: &Bits, end: u64) -> u64 {
         let masked = |word: u64, upto: u64| u64::from((word & mask(0, upto.min(64))).count_ones());
@@ -118,6 +132,13 @@ mod tests {
             let upto = upto.min(units);
             let want = model[..upto as usize].iter().filter(|&&b| b).count() as u64;
             prop_assert_eq!(pool.count(&bits, upto), want);
+            let window = pool.window(&bits, upto);
+            for i in 0..16 {
+                let bit = window >> i & 1 != 0;
+                if let Some(&set) = model.get((upto + i) as usize) {
+                    prop_assert_eq!(bit, set);
+                }
+            }
         }
     }
 }

@@ -156,6 +156,20 @@ impl Channels {
         }
     }
 
+    /// The channel's index, if the channel exists.
+    pub(super) fn find(&self, id: u32) -> Option<u32> {
+        let mask = self.index.len() - 1;
+        let mut at = hash(id) & mask;
+        loop {
+            let index = self.index[at];
+            match self.channels.get(index as usize) {
+                Some(channel) if channel.id == id => return Some(index),
+                Some(_) => at = (at + 1) & mask,
+                None => return None,
+            }
+        }
+    }
+
     #[cold]
     fn create(&mut self, id: u32, at: usize) -> Option<u32> {
         if self.channels.len() >= self.limit {

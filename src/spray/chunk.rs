@@ -19,6 +19,11 @@ pub(super) fn unit_shift(capacity: u64) -> u8 {
     (unit.trailing_zeros() as u8).clamp(MIN_UNIT_SHIFT, MAX_UNIT_SHIFT)
 }
 
+/// The code of a chunk of so many units that is posted again: the least that covers them.
+pub(super) fn code_of(units: u64) -> u8 {
+    COUNTS.iter().position(|&c| u64::from(c) >= units).unwrap_or(COUNTS.len() - 1) as u8
+}
+
 /// Units that `len` bytes take.
 pub(super) const fn units(len: u64, shift: u8) -> u64 {
     (len >> shift) + (len & ((1 << shift) - 1) != 0) as u64
@@ -80,14 +85,29 @@ impl Immediate {
 pub(super) struct Chunk {
     /// Its message; while free, the next free chunk.
     pub(super) message: u32,
-    /// Its first unit.
-    pub(super) first: u32,
+    /// Its first unit, and [`LIMBO`].
+    first: u32,
     /// Its length.
     pub(super) bytes: u32,
     /// Its lane; `u16::MAX` while free.
     pub(super) lane: u16,
     /// Changes with each use.
     tag: u16,
+}
+
+/// Set in a chunk that its lane lost and of which nobody knows yet whether it arrived.
+const LIMBO: u32 = 1 << 31;
+
+impl Chunk {
+    /// Its first unit.
+    pub(super) fn first(&self) -> u32 {
+        self.first & !LIMBO
+    }
+
+    /// True if its lane lost it.
+    pub(super) fn is_lost(&self) -> bool {
+        self.first & LIMBO != 0
+    }
 }
 
 /// All chunks under way.
@@ -132,9 +152,31 @@ impl ChunkTable {
         Some(was)
     }
 
+    /// A chunk that is kept.
+    pub(super) fn get(&self, id: u64) -> Option<&Chunk> {
+        let chunk = self.chunks.get(id as u32 as usize)?;
+        (chunk.lane != FREE && u64::from(chunk.tag) == id >> 32 & 0xffff).then_some(chunk)
+    }
+
+    /// Notes that a chunk's lane lost it. `None` if the id names none, or one that was lost before.
+    pub(super) fn lose(&mut self, id: u64) -> Option<Chunk> {
+        let chunk = *self.get(id)?;
+        if chunk.is_lost() {
+            return None;
+        }
+        self.chunks[id as u32 as usize].first |= LIMBO;
+        Some(chunk)
+    }
+
     /// Ids of the chunks on a lane. Off the hot path.
     pub(super) fn on_lane(&self, lane: u16) -> Vec<u64> {
         let ids = self.chunks.iter().enumerate().filter(|(_, c)| c.lane == lane);
+        ids.map(|(i, c)| u64::from(c.tag) << 32 | i as u64).collect()
+    }
+
+    /// Ids of all chunks that their lanes lost. Off the hot path.
+    pub(super) fn lost(&self) -> Vec<u64> {
+        let ids = self.chunks.iter().enumerate().filter(|(_, c)| c.lane != FREE && c.is_lost());
         ids.map(|(i, c)| u64::from(c.tag) << 32 | i as u64).collect()
     }
 
@@ -192,7 +234,7 @@ mod tests {
     fn a_stale_id_finds_nothing() {
         let mut table = ChunkTable::new();
         let a = table.insert(1, 2, 3, 4);
-        assert_eq!(table.take(a).map(|c| (c.message, c.first, c.bytes, c.lane)), Some((1, 2, 3, 4)));
+        assert_eq!(table.take(a).map(|c| (c.message, c.first(), c.bytes, c.lane)), Some((1, 2, 3, 4)));
         assert!(table.take(a).is_none());
         let b = table.insert(5, 6, 7, 8);
         assert_ne!(a, b);

@@ -2,6 +2,7 @@
 
 use crate::class::Class;
 use crate::lanes::PortId;
+use crate::time::Span;
 
 /// Sizes and limits of one session. Values marked *agreed* must be the same at both ends; the bootstrap sees to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +33,16 @@ pub struct SessionConfig {
     pub max_sends: usize,
     /// Receives that may be outstanding, at most 65,536.
     pub max_receives: usize,
+    /// Receives that may be granted at once: 4..=4,096.
+    pub slots: u16,
+    /// A lane that is silent for this long while others deliver is given up (and for eight of its round trips).
+    pub silence: Span,
+    /// How many deliveries over others that takes.
+    pub deliveries: u32,
+    /// How long a session lives without a word from the peer.
+    pub session_timeout: Span,
+    /// Lanes that were given up are made anew: the driver must carry out [`LaneCommand::Make`](super::LaneCommand::Make).
+    pub rebuild: bool,
     /// Grant every receive when it is posted, also one that an eager message could fill.
     pub grant_always: bool,
 }
@@ -52,6 +63,11 @@ impl Default for SessionConfig {
             max_channels: 1 << 16,
             max_sends: 1 << 16,
             max_receives: 1 << 16,
+            slots: 1 << 12,
+            silence: Span::from_millis(20),
+            deliveries: 16,
+            session_timeout: Span::from_secs(30),
+            rebuild: false,
             grant_always: false,
         }
     }
@@ -69,6 +85,9 @@ impl SessionConfig {
         self.max_window = self.max_window.clamp(1 << 12, 1 << 30);
         self.initial_window = self.initial_window.clamp(1 << 12, self.max_window);
         self.split_floor = self.split_floor.max(1);
+        self.slots = self.slots.clamp(4, 1 << 12);
+        self.silence = self.silence.max(Span::from_micros(100));
+        self.deliveries = self.deliveries.max(1);
         self.max_channels = self.max_channels.clamp(1, 1 << 24);
         self.channels = self.channels.min(self.max_channels);
         self.max_sends = self.max_sends.clamp(1, 1 << 16);

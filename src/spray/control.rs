@@ -2,6 +2,7 @@
 
 use super::failure::Violation;
 use super::grant::{Grant, SLOTS};
+use super::records::{Answer, Ask, LaneLife, Offer};
 use crate::lanes::MAX_PORTS;
 
 /// Version of everything in `docs/protocol.md`.
@@ -22,6 +23,13 @@ const CREDIT: u8 = 5;
 const BUDGET: u8 = 6;
 const BYE: u8 = 7;
 const FAILED: u8 = 8;
+const FENCE: u8 = 9;
+const FENCED: u8 = 10;
+const ASK: u8 = 11;
+const ANSWER: u8 = 12;
+const OFFER: u8 = 13;
+const READY: u8 = 14;
+const DRAIN: u8 = 15;
 
 /// What every control message says first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +63,20 @@ pub(super) enum Record<'a> {
     Bye { messages: u64 },
     /// The sender of this message gives it up.
     Failed { channel: u32, number: u32, reason: u8 },
+    /// The sender has given a lane up; the other end is to do the same.
+    Fence(LaneLife),
+    /// The sender's queue pair of a lane is gone, and those of all earlier lives.
+    Fenced(LaneLife),
+    /// What became of a chunk?
+    Ask(Ask),
+    /// This.
+    Answer(Answer),
+    /// A new queue pair for a lane.
+    Offer(Offer),
+    /// The sender's new queue pair is connected and has its receives.
+    Ready(LaneLife),
+    /// A port of the sender's is to be left alone, or used again.
+    Drain { port: u8, on: bool, number: u16 },
     /// A record that need not be understood.
     Optional(u8),
 }
@@ -79,6 +101,11 @@ impl<'a> Writer<'a> {
             Record::Eager { payload, .. } => 8 + payload.len(),
             Record::Credit { .. } | Record::Bye { .. } => 8,
             Record::Budget { .. } | Record::Failed { .. } => 12,
+            Record::Fence(_) | Record::Fenced(_) | Record::Ready(_) => LaneLife::LEN,
+            Record::Drain { .. } => 4,
+            Record::Ask(_) => Ask::LEN,
+            Record::Answer(_) => Answer::LEN,
+            Record::Offer(_) => Offer::LEN,
             Record::Optional(_) => 0,
         };
         let Some(mut w) = self.open(record_type(record), body) else { return false };
@@ -122,6 +149,15 @@ impl<'a> Writer<'a> {
                 w.u32(channel);
                 w.u32(number);
                 w.u32(u32::from(reason));
+            }
+            Record::Fence(life) | Record::Fenced(life) | Record::Ready(life) => life.emit(&mut w),
+            Record::Ask(ask) => ask.emit(&mut w),
+            Record::Answer(answer) => answer.emit(&mut w),
+            Record::Offer(offer) => offer.emit(&mut w),
+            Record::Drain { port, on, number } => {
+                w.u8(port);
+                w.u8(u8::from(on));
+                w.u16(number);
             }
             Record::Optional(_) => {}
         }
@@ -270,6 +306,16 @@ fn parse<'a>(kind: u8, r: &mut In<'a>) -> Result<Option<Record<'a>>, Violation> 
             }
             _ => None,
         },
+        FENCE => LaneLife::parse(r).map(Record::Fence),
+        FENCED => LaneLife::parse(r).map(Record::Fenced),
+        ASK => Ask::parse(r).map(Record::Ask),
+        ANSWER => Answer::parse(r).map(Record::Answer),
+        OFFER => Offer::parse(r).map(Record::Offer),
+        READY => LaneLife::parse(r).map(Record::Ready),
+        DRAIN => match (r.u8(), r.u8(), r.u16()) {
+            (Some(port), Some(on), Some(number)) => Some(Record::Drain { port, on: on != 0, number }),
+            _ => None,
+        },
         OPTIONAL.. => {
             r.0 = &[];
             Some(Record::Optional(kind))
@@ -328,52 +374,59 @@ fn record_type(record: &Record<'_>) -> u8 {
         Record::Budget { .. } => BUDGET,
         Record::Bye { .. } => BYE,
         Record::Failed { .. } => FAILED,
+        Record::Fence(_) => FENCE,
+        Record::Fenced(_) => FENCED,
+        Record::Ask(_) => ASK,
+        Record::Answer(_) => ANSWER,
+        Record::Offer(_) => OFFER,
+        Record::Ready(_) => READY,
+        Record::Drain { .. } => DRAIN,
         Record::Optional(kind) => *kind,
     }
 }
 
 /// Little-endian values into a slice whose length was checked.
-struct Out<'a>(&'a mut [u8]);
+pub(super) struct Out<'a>(&'a mut [u8]);
 
 impl Out<'_> {
-    fn bytes(&mut self, bytes: &[u8]) {
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
         let (head, rest) = std::mem::take(&mut self.0).split_at_mut(bytes.len());
         head.copy_from_slice(bytes);
         self.0 = rest;
     }
-    fn u8(&mut self, v: u8) {
+    pub(super) fn u8(&mut self, v: u8) {
         self.bytes(&[v]);
     }
-    fn u16(&mut self, v: u16) {
+    pub(super) fn u16(&mut self, v: u16) {
         self.bytes(&v.to_le_bytes());
     }
-    fn u32(&mut self, v: u32) {
+    pub(super) fn u32(&mut self, v: u32) {
         self.bytes(&v.to_le_bytes());
     }
-    fn u64(&mut self, v: u64) {
+    pub(super) fn u64(&mut self, v: u64) {
         self.bytes(&v.to_le_bytes());
     }
 }
 
 /// Little-endian values out of a slice; `None` at its end.
-struct In<'a>(&'a [u8]);
+pub(super) struct In<'a>(&'a [u8]);
 
 impl In<'_> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*head)
     }
-    fn u8(&mut self) -> Option<u8> {
+    pub(super) fn u8(&mut self) -> Option<u8> {
         self.array().map(u8::from_le_bytes)
     }
-    fn u16(&mut self) -> Option<u16> {
+    pub(super) fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_le_bytes)
     }
-    fn u32(&mut self) -> Option<u32> {
+    pub(super) fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
     }
-    fn u64(&mut self) -> Option<u64> {
+    pub(super) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
 }
@@ -381,9 +434,14 @@ impl In<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lanes::LaneAddress;
     use proptest::prelude::*;
 
     const H: Header = Header { generation: 7, credit: 9, nonce: 0x0123_4567_89ab_cdef, eager_limit: 11 };
+
+    fn lives() -> impl Strategy<Value = LaneLife> {
+        (any::<u16>(), any::<u16>()).prop_map(|(lane, generation)| LaneLife { lane, generation })
+    }
 
     fn records() -> impl Strategy<Value = Record<'static>> {
         const PAYLOAD: [u8; 50] = [0x5a; 50];
@@ -409,6 +467,35 @@ mod tests {
             any::<u64>().prop_map(|messages| Record::Bye { messages }),
             (ids, any::<u8>()).prop_map(|((channel, number), reason)| Record::Failed { channel, number, reason }),
             (128u8..).prop_map(Record::Optional),
+            lives().prop_map(Record::Fence),
+            lives().prop_map(Record::Fenced),
+            lives().prop_map(Record::Ready),
+            (any::<u8>(), any::<bool>(), any::<u16>()).prop_map(|(port, on, number)| Record::Drain {
+                port,
+                on,
+                number
+            }),
+            (lives(), any::<u64>(), ids, any::<u16>(), any::<u16>()).prop_map(
+                |(life, cookie, (channel, number), first, units)| Record::Ask(Ask {
+                    life,
+                    cookie,
+                    channel,
+                    number,
+                    first,
+                    units
+                })
+            ),
+            (lives(), any::<u64>(), ids, any::<u32>(), any::<bool>(), any::<u16>()).prop_map(
+                |(life, cookie, (channel, number), watermark, finished, bits)| {
+                    Record::Answer(Answer { life, cookie, channel, number, watermark, finished, bits })
+                }
+            ),
+            (lives(), any::<[u32; 5]>(), any::<u16>(), any::<std::net::IpAddr>()).prop_map(
+                |(life, [qpn, psn, mtu, feedback_qpn, feedback_secret], udp_port, addr)| {
+                    let address = LaneAddress { qpn, psn, addr, udp_port, mtu, feedback_qpn, feedback_secret };
+                    Record::Offer(Offer { life, address })
+                }
+            ),
             (ids, 0u64..1 << 40, 0u64..=1 << 25, any::<[u32; 8]>(), any::<bool>(), 0u16..4096, 0u8..8, 12u8..=20)
                 .prop_map(|((channel, number), addr, capacity, keys, shared, slot, generation, unit_shift)| {
                     let keys = if shared { [keys[0]; 8] } else { keys };

@@ -33,6 +33,11 @@ impl Credits {
         (self.granted.wrapping_sub(self.used) as i32).max(0) as u32
     }
 
+    /// True if no receive is posted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.missing >= self.depth
+    }
+
     #[inline]
     pub(super) fn spend(&mut self) {
         self.used = self.used.wrapping_add(1);

@@ -2,6 +2,7 @@
 
 use crate::class::Class;
 use crate::lanes::{LaneId, Status};
+use crate::time::Span;
 
 /// Why an operation ended without success. Whether its bytes arrived is not known unless said so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -18,6 +19,12 @@ pub enum Failure {
     /// All lanes of its class died.
     #[error("all lanes of class {0:?} are dead: the peer stood still, or packets do not get through; connect again")]
     Class(Class),
+    /// Nothing was heard of the peer for too long, on any lane.
+    #[error("nothing was heard of the peer for {} s on any lane: its host stands still or no packets get through", after.as_nanos() / 1_000_000_000)]
+    Silent {
+        /// How long.
+        after: Span,
+    },
     /// The message is longer than the receive it met. Nothing was delivered.
     #[error("message of {len} bytes for a receive of {capacity}; make the receive larger")]
     TooLong {
@@ -119,6 +126,9 @@ pub enum Violation {
     /// A credit for a lane that does not exist, or that jumps.
     #[error("impossible credit")]
     Credit,
+    /// A word about a fence that cannot be.
+    #[error("impossible word about a fence")]
+    Fence,
     /// A control message on a data lane or the reverse.
     #[error("wrong kind of lane")]
     Lane,

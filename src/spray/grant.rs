@@ -41,12 +41,14 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new() -> Slots {
+    /// `count` slots, at most [`SLOTS`].
+    pub(super) fn new(count: u16) -> Slots {
+        let count = usize::from(count).min(SLOTS);
         Slots {
-            slots: vec![Slot { generation: 0, receive: NONE }; SLOTS].into(),
-            free: (0..SLOTS as u16).collect(),
+            slots: vec![Slot { generation: 0, receive: NONE }; count].into(),
+            free: (0..count as u16).collect(),
             head: 0,
-            count: SLOTS,
+            count,
         }
     }
 
@@ -56,7 +58,7 @@ impl Slots {
             return None;
         }
         let index = self.free[self.head];
-        self.head = (self.head + 1) % SLOTS;
+        self.head = (self.head + 1) % self.free.len();
         self.count -= 1;
         let slot = &mut self.slots[index as usize];
         slot.generation = (slot.generation + 1) % SLOT_GENERATIONS;
@@ -65,10 +67,11 @@ impl Slots {
     }
 
     pub(super) fn release(&mut self, index: u16) {
-        let slot = &mut self.slots[index as usize % SLOTS];
+        let Some(slot) = self.slots.get_mut(index as usize) else { return };
         if slot.receive != NONE {
             slot.receive = NONE;
-            self.free[(self.head + self.count) % SLOTS] = index;
+            let at = (self.head + self.count) % self.free.len();
+            self.free[at] = index;
             self.count += 1;
         }
     }
@@ -87,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_slot_rests_before_it_returns() {
-        let mut slots = Slots::new();
+        let mut slots = Slots::new(SLOTS as u16);
         let (first, generation) = slots.take(7).expect("free");
         assert_eq!(slots.find(first, generation), Some(7));
         slots.release(first);

@@ -51,6 +51,11 @@ impl Granted {
         self.have == 0 && self.total.is_none() && !self.short
     }
 
+    /// Which of the units from `first` on are here, the first in bit 0.
+    pub(super) fn window(&self, first: u16, pool: &BitPool) -> u16 {
+        pool.window(&self.bits, u64::from(first))
+    }
+
     /// Takes in a chunk's immediate.
     #[inline]
     pub(super) fn on_immediate(

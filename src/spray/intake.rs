@@ -3,8 +3,10 @@
 use super::config::LaneKind;
 use super::control::{Header, Record};
 use super::failure::{Failure, Violation};
-use super::message::Event;
+use super::health::Cause;
+use super::mutation::{Mutation, broken};
 use super::outgoing::Stage;
+use super::replay::is_own_fault;
 use super::session::{Goodbye, NO_LANE, Session};
 use crate::lanes::{Completed, Completion, LaneEvent, Status};
 use crate::time::Time;
@@ -17,6 +19,8 @@ pub(super) const CONTROL: u64 = 2 << 60;
 pub(super) const MESSAGE: u64 = 3 << 60;
 /// Id of receives without buffer.
 pub(super) const ANNOUNCE: u64 = 4 << 60;
+/// Ids of probes: the low 16 bits are the lane.
+pub(super) const PROBE: u64 = 5 << 60;
 
 /// Which kind of id it is.
 pub(super) const fn kind_of(id: u64) -> u64 {
@@ -39,40 +43,73 @@ impl Session {
                 Ok(())
             }
             MESSAGE => self.on_control_received(index, c),
+            PROBE => {
+                self.on_probe(index, c);
+                Ok(())
+            }
             _ => Ok(()),
         };
+        match c.status {
+            Status::Success => {}
+            // An event of the same moment may say why.
+            Status::Flushed if self.lanes[index as usize].dead.is_none() => {
+                if self.unexplained.last() != Some(&index) {
+                    self.unexplained.push(index);
+                }
+            }
+            status => {
+                self.give_up(index, status, Cause::Completion(status));
+                if c.what == Completed::Request && is_own_fault(status) {
+                    self.no_more_patience(index);
+                }
+            }
+        }
+        if self.lanes[index as usize].dead.is_some() {
+            self.check_flushed(index);
+        }
         if let Err(violation) = taken {
             self.end(Failure::Protocol(violation));
         }
     }
 
-    /// Takes in an event of a lane or port. What a dead lane carried fails when the backend has flushed it, so that no memory
-    /// is given back that a queue pair may still touch.
+    /// Takes in an event of a lane or port.
     pub fn lane_event(&mut self, now: Time, e: &LaneEvent) {
         self.now = now;
-        if let LaneEvent::LaneError { lane, status } = *e
-            && let Some(index) = self.lane_of(lane)
-        {
-            self.lane_down(index, status);
+        match *e {
+            LaneEvent::LaneError { lane, status } => {
+                if let Some(index) = self.lane_of(lane) {
+                    if is_own_fault(status) && self.lanes[index as usize].dead.is_none() {
+                        // No request of ours came back with it: we refused one of the peer's.
+                        self.lanes[index as usize].patient = true;
+                    }
+                    self.give_up(index, status, Cause::Completion(status));
+                }
+            }
+            LaneEvent::PortDown(port) => self.port_down(port),
+            LaneEvent::PortUp(port) => self.port_up(port),
+            _ => {}
         }
     }
 
     #[inline]
     fn on_chunk(&mut self, index: u16, c: &Completion) {
-        let Some(chunk) = self.chunks.take(c.id) else { return };
+        let failed = c.status != Status::Success;
+        let found = if failed { self.chunks.get(c.id).copied() } else { self.chunks.take(c.id) };
+        let Some(chunk) = found else { return };
         let lane = &mut self.lanes[index as usize];
         let class = &mut self.classes[lane.role.class.index()];
         let charge = lane.on_complete(self.now, chunk.bytes, c, &mut class.best_rate);
         self.budgets.sub(lane.role.peer_port, charge);
         class.refresh(lane, self.config.send_depth);
+        if failed {
+            self.chunk_lost(index, c);
+            return;
+        }
+        self.delivered[lane.role.class.index()] += 1;
         class.note(lane, self.now, chunk.bytes);
         let missing = lane.credits.missing > 0;
         if let Some(m) = self.outgoing.at_mut(chunk.message) {
             m.in_flight = m.in_flight.saturating_sub(1);
-            if c.status != Status::Success {
-                let status = lane.dead.unwrap_or(c.status);
-                self.fail_send(chunk.message, Failure::Lane { lane: c.lane, status });
-            }
             if let Some(m) = self.outgoing.at(chunk.message) {
                 if m.is_complete() {
                     self.finish_sent(chunk.message);
@@ -83,9 +120,7 @@ impl Session {
                 }
             }
         }
-        if c.status != Status::Success {
-            self.lane_down(index, c.status);
-        } else if missing {
+        if missing {
             // A queue that was full may have room again.
             self.lane_changed(index);
         }
@@ -94,7 +129,7 @@ impl Session {
     #[inline]
     fn on_announced(&mut self, index: u16, c: &Completion) -> Result<(), Violation> {
         if c.status != Status::Success {
-            self.lane_down(index, c.status);
+            self.lanes[index as usize].credits.missing += 1;
             return Ok(());
         }
         let Completed::Immediate { imm } = c.what else { return Err(Violation::Lane) };
@@ -117,10 +152,10 @@ impl Session {
         let charge = lane.on_complete(self.now, len, c, &mut best);
         self.budgets.sub(lane.role.peer_port, charge);
         if c.status != Status::Success {
-            self.lane_down(index, c.status);
             self.control_lost(slot);
             return;
         }
+        self.delivered[lane.role.class.index()] += 1;
         self.lane_changed(index);
         for i in 0..self.send_slots.noted(slot) {
             let key = self.send_slots.noted_at(slot, i);
@@ -145,21 +180,35 @@ impl Session {
     /// A control message may not have arrived: it goes again over another lane, since every record may come twice.
     fn control_lost(&mut self, slot: u16) {
         let Some(kept) = self.send_slots.at_mut(slot) else { return };
-        let class = crate::class::Class::ALL[kept.class as usize % 3];
-        match self.control_class(class) {
-            Some(c) if self.over.is_none() => self.classes[c].resend.push_back(slot),
-            _ => self.send_slots.release(slot),
+        let class = kept.class as usize % 3;
+        if self.over.is_none() {
+            self.classes[class].resend.push_back(slot);
+        } else {
+            self.send_slots.release(slot);
+        }
+    }
+
+    fn on_probe(&mut self, index: u16, c: &Completion) {
+        let lane = &mut self.lanes[index as usize];
+        let mut best = lane.path.rate().unwrap_or(0);
+        let charge = lane.on_complete(self.now, 0, c, &mut best);
+        self.budgets.sub(lane.role.peer_port, charge);
+        if c.status == Status::Success {
+            self.delivered[lane.role.class.index()] += 1;
+            self.lane_changed(index);
+            self.probe_came(index);
         }
     }
 
     fn on_control_received(&mut self, index: u16, c: &Completion) -> Result<(), Violation> {
+        let slot = c.id as u16;
+        let lane = &mut self.lanes[index as usize];
         if c.status != Status::Success {
-            self.lane_down(index, c.status);
+            lane.credits.missing += 1;
+            lane.slots.push(slot);
             return Ok(());
         }
         let Completed::Receive { len } = c.what else { return Err(Violation::Lane) };
-        let slot = c.id as u16;
-        let lane = &mut self.lanes[index as usize];
         if lane.role.kind != LaneKind::Control || slot >= self.config.control_slots {
             return Ok(());
         }
@@ -211,6 +260,13 @@ impl Session {
                 Record::Budget { port, number, bytes } => self.budgets.announced(port, number, bytes),
                 Record::Bye { messages } => self.on_bye(messages),
                 Record::Failed { channel, number, reason } => self.on_failed(channel, number, reason)?,
+                Record::Fence(life) => self.on_fence(life),
+                Record::Fenced(life) => self.on_fenced(life),
+                Record::Ask(ask) => self.on_ask(ask)?,
+                Record::Answer(answer) => self.on_answer(answer),
+                Record::Offer(offer) => self.on_offer(offer),
+                Record::Ready(life) => self.on_ready(life),
+                Record::Drain { port, on, number } => self.on_drain(port, on, number),
                 Record::Optional(_) => {}
             }
         }
@@ -220,76 +276,11 @@ impl Session {
     fn on_credit(&mut self, peer_index: u16, generation: u16, posted: u32) -> Result<(), Violation> {
         let index = self.by_peer.get(usize::from(peer_index)).copied().unwrap_or(NO_LANE);
         match self.lanes.get_mut(index as usize) {
-            Some(lane) if lane.role.generation == generation => {
-                if lane.credits.grant(posted) {
-                    Ok(())
-                } else {
-                    Err(Violation::Credit)
-                }
+            Some(lane) if lane.role.generation == generation || broken(Mutation::Generation) => {
+                if lane.credits.grant(posted) { Ok(()) } else { Err(Violation::Credit) }
             }
             // A lane that is gone here and not yet there, or the reverse.
             _ => Ok(()),
-        }
-    }
-
-    /// A lane is dead. Its messages fail as the backend flushes them; its control messages go elsewhere.
-    #[cold]
-    pub(super) fn lane_down(&mut self, index: u16, status: Status) {
-        let lane = &mut self.lanes[index as usize];
-        if lane.dead.is_some() {
-            return;
-        }
-        lane.dead = Some(status);
-        let (id, role) = (lane.id, lane.role);
-        self.events.push_back(Event::LaneDown { lane: id, status });
-        let class = &mut self.classes[role.class.index()];
-        if role.kind == LaneKind::Data {
-            class.close(&self.lanes[index as usize]);
-        }
-        let live = match role.kind {
-            LaneKind::Control => &mut class.control_live,
-            LaneKind::Data => &mut class.data_live,
-        };
-        *live = live.saturating_sub(1);
-        if *live > 0 || self.over.is_some() {
-            return;
-        }
-        let why = Failure::Lane { lane: id, status };
-        if role.kind == LaneKind::Control {
-            let Some(other) = self.control_class(role.class) else {
-                // Nothing can be said to the peer any more.
-                self.end(why);
-                return;
-            };
-            // Records may go by any class; what was sent already may be sent again.
-            let from = &mut self.classes[role.class.index()];
-            let held = std::mem::take(&mut from.held);
-            let records = std::mem::take(&mut from.records);
-            let reports = std::mem::take(&mut from.reports);
-            let resend = std::mem::take(&mut from.resend);
-            let push = std::mem::take(&mut from.push);
-            let to = &mut self.classes[other];
-            to.records.extend(records);
-            to.held.extend(held);
-            to.reports.extend(reports);
-            to.resend.extend(resend);
-            to.push |= push;
-        }
-        self.class_down(role.class.index(), why);
-    }
-
-    /// A class has no control lanes or no data lanes left.
-    fn class_down(&mut self, c: usize, why: Failure) {
-        let class = self.classes[c].class;
-        if std::mem::replace(&mut self.classes[c].down, true) {
-            return;
-        }
-        self.events.push_back(Event::ClassDown(class));
-        for index in 0..self.outgoing.bound() {
-            if let Some(m) = self.outgoing.at(index).filter(|m| m.class == class) {
-                let why = if m.in_flight > 0 { why } else { Failure::Class(class) };
-                self.fail_send(index, why);
-            }
         }
     }
 }

@@ -4,10 +4,14 @@ use std::collections::VecDeque;
 
 use super::config::{LaneKind, LaneRole, SessionConfig};
 use super::credit::Credits;
+use super::health::Health;
+use super::rebuild::Return;
+use super::replay::Replay;
 use super::select::LaneSet;
 use super::session::{Pending, WORKING};
 use super::slab::{Key, List};
 use super::stats::LaneStats;
+use super::watch::Watch;
 use crate::class::Class;
 use crate::congestion::Window;
 use crate::lanes::{Completion, LaneId, Status};
@@ -16,6 +20,23 @@ use crate::time::Time;
 
 /// A lane of unknown rate is taken to need this many 1/65,536 ns for a byte: 100 Gb/s.
 const DEFAULT_NS_PER_BYTE: u32 = 5243;
+
+/// How far a lane's queue pair is from its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Connected.
+    Up,
+    /// Given up: it goes to ERR, and not everything that was posted has come back.
+    Flushing,
+    /// All of it has come back; the driver is to destroy it.
+    Flushed,
+    /// There is none: nothing can arrive any more.
+    Gone,
+    /// The driver is to make a new one.
+    Making,
+    /// A new one, which is not connected.
+    Made,
+}
 
 /// One lane.
 #[derive(Debug)]
@@ -38,7 +59,30 @@ pub(super) struct Lane {
     /// Its place among the class's lanes of its kind.
     pub(super) place: u16,
     mtu_shift: u8,
+    /// Why it was given up; `None` while it is connected.
     pub(super) dead: Option<Status>,
+    /// It may carry messages.
+    pub(super) open: bool,
+    /// Whose operators want nothing new on it, a bit each.
+    pub(super) drained: u8,
+    pub(super) stage: Stage,
+    /// The peer said that its queue pair of this generation is gone.
+    pub(super) peer_gone: bool,
+    /// Chunks posted on it of which nobody knows yet whether they arrived.
+    pub(super) limbo: u32,
+    /// When it was given up.
+    pub(super) given_up: Time,
+    /// Our own end refused a request of the peer's: its queue pair is left as it is until the peer has heard why.
+    pub(super) patient: bool,
+    /// The fate of every chunk in limbo was asked for or is known.
+    pub(super) settled: bool,
+    /// Every life up to this one is gone here.
+    pub(super) fenced: Option<u16>,
+    /// The peer is about to be told so.
+    pub(super) saying: bool,
+    pub(super) back: Return,
+    pub(super) watch: Watch,
+    pub(super) health: Health,
     /// The backend's queue was full; nothing more until something completes or time passes.
     pub(super) full: bool,
     /// It waits in the session's list of lanes that miss receives.
@@ -74,6 +118,19 @@ impl Lane {
             place,
             mtu_shift: role.mtu.trailing_zeros() as u8,
             dead: None,
+            open: true,
+            drained: 0,
+            back: Return::begun(),
+            stage: Stage::Up,
+            peer_gone: false,
+            limbo: 0,
+            given_up: Time::ZERO,
+            patient: false,
+            settled: false,
+            fenced: None,
+            saying: false,
+            watch: Watch::default(),
+            health: Health::Healthy,
             full: false,
             in_repost: false,
             in_report: false,
@@ -85,8 +142,48 @@ impl Lane {
         }
     }
 
+    /// True if the backend takes what is posted.
     pub(super) fn is_usable(&self) -> bool {
         self.dead.is_none() && !self.full
+    }
+
+    /// True if messages may go by it.
+    #[inline]
+    pub(super) fn may_carry(&self) -> bool {
+        self.is_usable() && self.is_serving()
+    }
+
+    /// True if it is there for new messages.
+    #[inline]
+    pub(super) fn is_serving(&self) -> bool {
+        self.open && self.drained == 0
+    }
+
+    /// True while it has a queue pair that is connected.
+    pub(super) fn is_up(&self) -> bool {
+        self.stage == Stage::Up
+    }
+
+    /// True while something about its last life is not settled.
+    pub(super) fn is_fencing(&self) -> bool {
+        match self.stage {
+            Stage::Flushing | Stage::Flushed => true,
+            Stage::Gone => !self.settled || self.limbo > 0,
+            Stage::Up | Stage::Making | Stage::Made => false,
+        }
+    }
+
+    /// Another path may behave otherwise.
+    pub(super) fn forget_path(&mut self) {
+        self.base = 0;
+        self.ns_per_byte = DEFAULT_NS_PER_BYTE;
+        self.penalty = 256;
+        self.path = Path::default();
+    }
+
+    pub(super) fn set_mtu(&mut self, mtu: u32) {
+        self.role.mtu = mtu;
+        self.mtu_shift = mtu.trailing_zeros() as u8;
     }
 
     /// When `bytes` more would have arrived, in nanoseconds from now, weighted by the lane's marks.
@@ -180,6 +277,11 @@ impl Lane {
         }
     }
 
+    /// Work requests that the peer's end has acknowledged.
+    pub(super) fn delivered(&self) -> u64 {
+        self.chunks
+    }
+
     pub(super) fn stats(&self) -> LaneStats {
         let window = match self.role.kind {
             LaneKind::Data => u64::from(self.window.size()),
@@ -192,7 +294,7 @@ impl Lane {
             peer_port: self.role.peer_port,
             class: self.role.class,
             kind: self.role.kind,
-            alive: self.dead.is_none(),
+            alive: self.open,
             bytes: self.bytes,
             chunks: self.chunks,
             retransmits: self.retransmits,
@@ -245,6 +347,8 @@ pub(super) struct ClassState {
     pub(super) waiting: List,
     /// Sends and one-sided operations with bytes to post.
     pub(super) active: List,
+    /// Chunks to post again.
+    pub(super) replay: VecDeque<Replay>,
     /// Bytes that the active ones have yet to post.
     pub(super) queued: u64,
     /// Bytes that the first of them got in its turn.
@@ -278,6 +382,7 @@ impl ClassState {
             eager: List::default(),
             waiting: List::default(),
             active: List::default(),
+            replay: VecDeque::new(),
             queued: 0,
             served: 0,
             push: false,
@@ -299,7 +404,7 @@ impl ClassState {
             return;
         }
         let place = lane.place as usize;
-        let open = lane.is_usable() && lane.in_flight < lane.window.size() && lane.outstanding < u32::from(send_depth);
+        let open = lane.may_carry() && lane.in_flight < lane.window.size() && lane.outstanding < u32::from(send_depth);
         self.open.put(place, open);
         self.idle.put(place, open && lane.outstanding == 0);
     }

@@ -1,6 +1,7 @@
 //! What goes into a session and what comes out.
 
 use super::failure::Failure;
+use super::health::Transition;
 use crate::class::Class;
 use crate::lanes::{LaneId, MrId, Receive, Status, Window, WorkRequest};
 use crate::mem::Region;
@@ -152,8 +153,10 @@ pub enum Event {
         /// Why.
         status: Status,
     },
-    /// No lanes are left for this class: everything of it has failed or will within the lanes' flush.
+    /// No lanes are left that could carry this class: everything of it has failed or will within the lanes' flush.
     ClassDown(Class),
+    /// A lane, a way or the peer is doing better or worse.
+    Health(Transition),
     /// The peer said goodbye, and everything it had sent has arrived.
     PeerClosed,
     /// The session is over. Every operation ends with this failure.

@@ -5,31 +5,42 @@
 #![forbid(unsafe_code)]
 
 mod bitmap;
+mod cancel;
 mod channel;
 mod chunk;
 mod config;
 mod control;
 mod credit;
+mod drain;
 mod eager;
 mod failure;
+mod fence;
 mod grant;
+mod health;
 mod incoming;
 mod intake;
 mod lane;
 mod message;
+pub(crate) mod mutation;
 mod outgoing;
 mod post;
+mod rebuild;
 mod receive;
+mod records;
+mod replay;
 mod select;
 mod send;
 mod session;
 mod slab;
 mod slots;
 mod stats;
+mod watch;
 
 pub use config::{LaneKind, LaneRole, SessionConfig};
 pub use control::{FEATURES, VERSION};
 pub use failure::{Failure, PeerReason, Violation};
+pub use fence::LaneCommand;
+pub use health::{Cause, Health, Subject, Transition};
 pub use message::{Done, DoneKind, Event, MessageId, OneSided, Post, Recv, Refused, Send, Source};
 pub use session::Session;
 pub use stats::{LaneStats, MessageStats, PortStats, SessionStats};

@@ -1,21 +1,23 @@
 //! What a session hands to the backend: receives first, then control messages, then chunks, each by class.
 
 use super::channel::Channels;
-use super::chunk::{COUNTS, Immediate, count_code};
+use super::chunk::{COUNTS, count_code};
 use super::config::LaneKind;
 use super::control::{Header, Record, Writer};
 use super::credit::RESERVE;
 use super::grant::Grant;
 use super::incoming::Incoming;
-use super::intake::{ANNOUNCE, CHUNK, CONTROL, MESSAGE, kind_of};
-use super::message::{DoneKind, Post};
+use super::intake::{ANNOUNCE, CHUNK, CONTROL, MESSAGE, PROBE, kind_of};
+use super::message::Post;
 use super::outgoing::{Outgoing, Stage};
-use super::select::{NoLane, Want, burst, control_lane, data_lane};
+use super::replay::Replay;
+use super::select::{Want, burst, control_lane};
 use super::session::{NO_LANE, Pending, Session};
 use super::slab::Slab;
 use super::slots::MAX_REFS;
+use crate::class::Class;
 use crate::lanes::{Local, Op, Receive, Remote, WorkRequest};
-use crate::time::{Span, Time};
+use crate::time::Time;
 
 /// Bytes that a message gets in its turn, while others of its class wait.
 const TURN: u64 = 256 << 10;
@@ -32,6 +34,12 @@ impl Session {
         {
             return Some(post);
         }
+        self.replayed_last = false;
+        if !self.probes.is_empty()
+            && let Some(post) = self.next_probe()
+        {
+            return Some(post);
+        }
         (0..3).find_map(|c| self.next_control(c)).or_else(|| (0..3).find_map(|c| self.next_chunk(c)))
     }
 
@@ -43,6 +51,11 @@ impl Session {
         match kind_of(id) {
             CHUNK => self.unpost_chunk(index, id),
             CONTROL => self.unpost_control(index, id as u16),
+            PROBE => {
+                let lane = &mut self.lanes[index as usize];
+                let charge = lane.on_unpost(0);
+                self.budgets.sub(lane.role.peer_port, charge);
+            }
             kind => {
                 let lane = &mut self.lanes[index as usize];
                 lane.credits.unpost();
@@ -60,6 +73,7 @@ impl Session {
             if !lane.is_usable() || lane.credits.missing == 0 {
                 lane.in_repost = false;
                 self.repost.pop_front();
+                self.check_ready(index);
                 self.check_report(index);
                 continue;
             }
@@ -86,11 +100,8 @@ impl Session {
             return;
         }
         lane.in_report = true;
-        let class = lane.role.class;
-        match self.control_class(class) {
-            Some(c) => self.classes[c].reports.push_back(index),
-            None => self.lanes[index as usize].in_report = false,
-        }
+        let class = lane.role.class.index();
+        self.classes[class].reports.push_back(index);
     }
 
     fn next_control(&mut self, c: usize) -> Option<Post> {
@@ -109,10 +120,12 @@ impl Session {
         let urgent = class.reports.iter().any(|&l| self.lanes[l as usize].role.kind == LaneKind::Control);
         let credits = if urgent { 1 } else { RESERVE + 1 };
         let depth = self.config.control_slots;
-        let index = control_lane(class, &self.lanes, self.now, 256, credits, depth)?;
+        // A class without control lanes speaks by another's.
+        let via = self.control_class(Class::ALL[c])?;
+        let index = control_lane(&mut self.classes[via], &self.lanes, self.now, 256, credits, depth)?;
         let (slot, len) = match resend {
             Some(slot) => {
-                class.resend.pop_front();
+                self.classes[c].resend.pop_front();
                 let header = self.header(index);
                 let kept = self.send_slots.at_mut(slot)?;
                 let mut bytes = [0; super::control::HEADER];
@@ -131,6 +144,8 @@ impl Session {
         let charge = lane.on_post(self.now, len);
         self.budgets.add(lane.role.peer_port, charge);
         self.counts.control_sent += 1;
+        self.watch_on();
+        let lane = &self.lanes[index as usize];
         let local = Local { mr: self.control_mr, offset, len };
         let id = CONTROL | u64::from(slot);
         Some(Post::Work(lane.id, WorkRequest { id, op: Op::Send, local, remote: Remote::default() }))
@@ -156,16 +171,9 @@ impl Session {
         let mut useful = std::mem::take(&mut self.classes[c].push) && self.pool.due();
         let mut bye = false;
 
-        let class = &mut self.classes[c];
-        while let Some(&pending) = class.records.front() {
-            let sources = Sources {
-                channels: &mut self.channels,
-                outgoing: &mut self.outgoing,
-                incoming: &mut self.incoming,
-                ports: self.local_ports,
-                accepted: self.accepted,
-            };
-            if let Some(record) = sources.record(pending) {
+        while let Some(&pending) = self.classes[c].records.front() {
+            let record = self.record(pending);
+            if let Some(record) = record {
                 if matches!(pending, Pending::Total(_)) && self.send_slots.noted(slot) >= MAX_REFS {
                     break;
                 }
@@ -177,11 +185,14 @@ impl Session {
                         self.send_slots.note(slot, key);
                     }
                     Pending::Bye => bye = true,
+                    Pending::Fenced(index) => self.lanes[index as usize].saying = false,
+                    Pending::Answer(_) => self.answers = self.answers.saturating_sub(1),
                     _ => {}
                 }
             }
-            class.records.pop_front();
+            self.classes[c].records.pop_front();
         }
+        let class = &mut self.classes[c];
         while let Some(&reported) = class.reports.front() {
             let lane = &mut self.lanes[reported as usize];
             if reported == index {
@@ -234,55 +245,55 @@ impl Session {
         Some((slot, len as u32))
     }
 
+    /// The record; `None` if it is not wanted any more.
+    fn record(&mut self, pending: Pending) -> Option<Record<'static>> {
+        match pending {
+            Pending::Fence(life) => return Some(Record::Fence(life)),
+            Pending::Fenced(index) => return self.fenced_record(index).map(Record::Fenced),
+            Pending::Ask(life, id) => return self.ask_record(life, id).map(Record::Ask),
+            Pending::Answer(answer) => return Some(Record::Answer(answer)),
+            Pending::Offer(offer) => return Some(Record::Offer(offer)),
+            Pending::Ready(life) => return Some(Record::Ready(life)),
+            Pending::Drain { port, on, number } => return Some(Record::Drain { port, on, number }),
+            _ => {}
+        }
+        let sources = Sources {
+            channels: &mut self.channels,
+            outgoing: &mut self.outgoing,
+            incoming: &mut self.incoming,
+            ports: self.local_ports,
+            accepted: self.accepted,
+        };
+        sources.record(pending)
+    }
+
     fn next_chunk(&mut self, c: usize) -> Option<Post> {
+        if !self.classes[c].replay.is_empty() {
+            return self.next_replay(c);
+        }
+        let via = self.data_class(c)?;
         let class = &mut self.classes[c];
         let index = class.active.front()?;
         let m = self.outgoing.at_mut(index)?;
         let shift = m.unit_shift();
         let left = m.len - m.next;
         let least = left.min(1 << shift) as u32;
-        let bytes = (burst(class, left, self.config.split_floor, &self.budgets) as u32).max(least);
-        let want = Want { bytes, least, credit: m.announces() };
-        let pick = match data_lane(class, &self.lanes, &self.budgets, self.now, want) {
-            Ok(pick) => pick,
-            Err(NoLane::Busy) => return None,
-            Err(NoLane::Wait(ns)) => {
-                self.retry_at(Span::from_nanos(ns));
-                return None;
-            }
-        };
+        let credit = m.announces();
+        let bytes = (burst(&self.classes[via], left, self.config.split_floor, &self.budgets) as u32).max(least);
+        let pick = self.pick(c, Want { bytes, least, credit })?;
+        let m = self.outgoing.at_mut(index)?;
         let room = u64::from(pick.room.min(bytes));
         let units = m.units_left();
         let target = if room >= left { units } else { (room >> shift).max(1) };
         let code = count_code(units, target);
         let bytes = left.min(u64::from(COUNTS[code as usize]) << shift);
-        let first = m.next >> shift;
-
-        let lane = &mut self.lanes[pick.lane as usize];
-        let op = match m.kind {
-            DoneKind::Write => Op::Write,
-            DoneKind::Read => Op::Read,
-            _ => {
-                lane.credits.spend();
-                let Grant { slot, generation, capacity, .. } = m.grant;
-                let short = m.len < capacity;
-                Op::WriteImm(Immediate { slot, generation, short, first: first as u16, code }.to_bits())
-            }
-        };
-        let local = Local { mr: m.mr, offset: m.offset + m.next, len: bytes as u32 };
-        let rkey = m.grant.keys[usize::from(lane.role.peer_port) & 7];
-        let remote = Remote { addr: m.grant.addr + m.next, rkey };
-        let id = CHUNK | self.chunks.insert(index, first as u32, bytes as u32, pick.lane);
-        let charge = lane.on_post(self.now, bytes as u32);
-        self.budgets.add(lane.role.peer_port, charge);
-        class.refresh(lane, self.config.send_depth);
-        let to = lane.id;
-
+        let first = (m.next >> shift) as u32;
         m.next += bytes;
         m.in_flight += 1;
+        let all = m.next == m.len;
+        let class = &mut self.classes[c];
         class.queued -= bytes;
         class.served += bytes;
-        let all = m.next == m.len;
         if all || class.served >= TURN {
             class.served = 0;
             class.active.unlink(&mut self.outgoing, index);
@@ -290,7 +301,7 @@ impl Session {
                 class.active.push_back(&mut self.outgoing, index);
             }
         }
-        Some(Post::Work(to, WorkRequest { id, op, local, remote }))
+        self.carry(index, first, bytes as u32, pick)
     }
 
     fn unpost_chunk(&mut self, lane: u16, id: u64) {
@@ -302,6 +313,14 @@ impl Session {
         if m.announces() {
             to.credits.unspend();
         }
+        if self.replayed_last {
+            // It counts among those in flight until it has found a lane.
+            let (c, first) = (m.class.index(), chunk.first());
+            if let Some(message) = self.outgoing.key(chunk.message) {
+                self.classes[c].replay.push_front(Replay { message, first, bytes: chunk.bytes });
+            }
+            return;
+        }
         m.in_flight -= 1;
         if m.stage != Stage::Active {
             return;
@@ -309,7 +328,7 @@ impl Session {
         let class = &mut self.classes[m.class.index()];
         let was_all = m.next == m.len;
         // It was the last one posted, so its bytes are the next again.
-        m.next = u64::from(chunk.first) << m.unit_shift();
+        m.next = u64::from(chunk.first()) << m.unit_shift();
         class.queued += u64::from(chunk.bytes);
         if was_all {
             class.active.push_back(&mut self.outgoing, chunk.message);
@@ -372,6 +391,14 @@ impl Sources<'_> {
             }
             Pending::Budget { port, number, bytes } => Some(Record::Budget { port, number, bytes }),
             Pending::Bye => Some(Record::Bye { messages: self.accepted }),
+            // Not here: these are about lanes.
+            Pending::Fence(_)
+            | Pending::Fenced(_)
+            | Pending::Ask(..)
+            | Pending::Answer(_)
+            | Pending::Offer(_)
+            | Pending::Ready(_)
+            | Pending::Drain { .. } => None,
         }
     }
 }

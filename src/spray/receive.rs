@@ -107,8 +107,8 @@ impl Session {
                 let ch = self.channels.at(r.channel);
                 ch.granted = ch.granted.saturating_sub(1);
                 let (class, last) = (ch.rx_class, ch.held > 0 && 2 * ch.held > ch.granted);
-                if last && let Some(c) = self.control_class(class) {
-                    self.classes[c].held_until = self.now;
+                if last {
+                    self.classes[class.index()].held_until = self.now;
                 }
                 self.slots.release(granted.slot);
                 granted.release(&mut self.bits);
@@ -322,10 +322,8 @@ impl Session {
 
     /// Tells the peer of new eager credit if it is time.
     fn check_eager_credit(&mut self) {
-        if self.pool.due()
-            && let Some(c) = self.control_class(Class::Latency)
-        {
-            self.classes[c].push = true;
+        if self.pool.due() {
+            self.classes[Class::Latency.index()].push = true;
         }
     }
 }

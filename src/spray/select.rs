@@ -249,7 +249,7 @@ pub(super) fn data_lane(
 /// True if a lane that is at work would be done with the chunk in half of `score`, even behind what it has to do.
 fn better_is_busy(class: &ClassState, lanes: &[Lane], now: Time, want: Want, score: u64) -> bool {
     let lanes = class.data.iter().filter_map(|&l| lanes.get(l as usize));
-    lanes.filter(|l| l.is_usable() && l.in_flight > 0).any(|l| l.expected(now, want.bytes) < score / 2)
+    lanes.filter(|l| l.may_carry() && l.in_flight > 0).any(|l| l.expected(now, want.bytes) < score / 2)
 }
 
 /// The control lane for a message of about `bytes`, of those with at least `credits` credits and less than `depth` outstanding.
@@ -267,7 +267,7 @@ pub(super) fn control_lane(
         let place = (class.control_rotor + i) % n;
         let index = class.control[place];
         let Some(lane) = lanes.get(index as usize) else { continue };
-        if !lane.is_usable() || lane.credits.available() < credits || lane.outstanding >= u32::from(depth) {
+        if !lane.may_carry() || lane.credits.available() < credits || lane.outstanding >= u32::from(depth) {
             continue;
         }
         let score = lane.expected(now, bytes);

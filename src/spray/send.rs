@@ -31,7 +31,7 @@ impl Session {
         check(&msg.local.region, msg.local.offset, len)?;
         let class = &self.classes[msg.class.index()];
         let eager = !msg.rendezvous_only && len <= u64::from(self.config.eager_max);
-        if class.down || class.control_live == 0 || (!eager && class.data_live == 0) {
+        if class.down || class.control.is_empty() || (!eager && class.data.is_empty()) {
             return Err(Refused::NoLanes);
         }
         let channel = self.channels.open(msg.channel).ok_or(Refused::Channels)?;
@@ -113,7 +113,7 @@ impl Session {
         check(&op.region, op.offset, op.len)?;
         op.remote_addr.checked_add(op.len).ok_or(Refused::Bounds)?;
         let class = &mut self.classes[op.class.index()];
-        if class.down || class.data_live == 0 {
+        if class.down || class.data.is_empty() {
             return Err(Refused::NoLanes);
         }
         let grant = Grant { addr: op.remote_addr, capacity: op.len, keys: op.remote_keys, ..Grant::default() };
@@ -272,7 +272,7 @@ impl Session {
             self.go_eager(index);
             return;
         }
-        if len > 0 && self.classes[class].data_live == 0 {
+        if len > 0 && (self.classes[class].down || self.classes[class].data.is_empty()) {
             self.finish_failed(index, Failure::Class(self.classes[class].class));
             return;
         }
@@ -337,6 +337,7 @@ impl Session {
                     class.active.unlink(&mut self.outgoing, index);
                     class.queued -= left;
                 }
+                self.drop_replays(index);
             }
         }
         let Some(m) = self.outgoing.at_mut(index) else { return };

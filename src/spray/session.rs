@@ -8,18 +8,21 @@ use super::chunk::ChunkTable;
 use super::config::{LaneKind, LaneRole, SessionConfig};
 use super::eager::EagerPool;
 use super::failure::Failure;
+use super::fence::LaneCommand;
 use super::grant::{Grant, SLOTS, Slots};
+use super::health::Health;
 use super::incoming::Incoming;
-use super::intake::{CHUNK, CONTROL};
 use super::lane::{ClassState, Lane};
 use super::message::{Done, Event, Refused};
 use super::outgoing::Outgoing;
+use super::rebuild::{Flaps, PerWay};
+use super::records::{Answer, LaneLife, Offer};
 use super::select::{Budgets, MAX_CLASS_LANES};
 use super::slab::{Key, Slab};
 use super::slots::SendSlots;
 use super::stats::{MessageStats, SessionStats};
 use crate::class::Class;
-use crate::lanes::{Completed, Completion, LaneId, MAX_PORTS, MrId, Status};
+use crate::lanes::{LaneId, MAX_PORTS, MrId};
 use crate::mem::Region;
 use crate::time::{Span, Time};
 
@@ -44,6 +47,13 @@ pub(super) enum Pending {
     Failed { channel: u32, number: u32, reason: u8 },
     Budget { port: u8, number: u16, bytes: Option<u64> },
     Bye,
+    Fence(LaneLife),
+    Fenced(u16),
+    Ask(LaneLife, u64),
+    Answer(Answer),
+    Offer(Offer),
+    Ready(LaneLife),
+    Drain { port: u8, on: bool, number: u16 },
 }
 
 /// How far our goodbye is.
@@ -71,10 +81,9 @@ pub struct Session {
     pub(super) local_ports: usize,
     pub(super) lanes: Vec<Lane>,
     /// Lanes by [`LaneId::index`], and by peer index.
-    by_id: Vec<u16>,
+    pub(super) by_id: Vec<u16>,
     pub(super) by_peer: Vec<u16>,
     blocks: u64,
-    free_blocks: Vec<u64>,
     pub(super) classes: [ClassState; 3],
     pub(super) channels: Channels,
 
@@ -87,7 +96,7 @@ pub struct Session {
     pub(super) send_slots: SendSlots,
     pub(super) budgets: Budgets,
     /// Budgets that we announced, so that the peer can tell old from new.
-    announcements: u16,
+    pub(super) announcements: u16,
     /// Eager messages that the peer accepts in all, and that we have sent or reserved.
     pub(super) eager_limit: u32,
     pub(super) eager_used: u32,
@@ -121,6 +130,36 @@ pub struct Session {
     pub(super) peer_closed: bool,
     pub(super) over: Option<Failure>,
     pub(super) counts: MessageStats,
+
+    /// What the driver is to do with lanes.
+    pub(super) commands: VecDeque<LaneCommand>,
+    /// Answers that wait to be written.
+    pub(super) answers: u32,
+    /// What was posted last was a replay.
+    pub(super) replayed_last: bool,
+    /// When the watchdog looks next; `None` while nothing is under way.
+    pub(super) watch_at: Option<Time>,
+    /// Work requests acknowledged, by class.
+    pub(super) delivered: [u64; 3],
+    /// Their sum at the watchdog's last look, and since when it has not grown.
+    pub(super) last_total: u64,
+    pub(super) silent_since: Time,
+    pub(super) peer_suspect: bool,
+    /// Lanes to probe.
+    pub(super) probes: VecDeque<u16>,
+    pub(super) lost: Vec<u16>,
+    /// Lanes that flushed what was posted, and nobody has said why.
+    pub(super) unexplained: Vec<u16>,
+    /// How each pair of ports is doing.
+    pub(super) ways: PerWay<Health>,
+    pub(super) flaps: PerWay<Flaps>,
+    /// When lanes are to be made or looked at.
+    pub(super) rebuild_at: Option<Time>,
+    /// Ports that our operator took out of use, and the last that was heard of the peer's.
+    pub(super) drained: [bool; MAX_PORTS],
+    pub(super) drains_heard: [u16; MAX_PORTS],
+    /// Spreads what many sessions do at the same moment.
+    pub(super) rng: fastrand::Rng,
 }
 
 impl Session {
@@ -145,7 +184,6 @@ impl Session {
             by_id: Vec::new(),
             by_peer: vec![NO_LANE; MAX_LANES],
             blocks: 0,
-            free_blocks: Vec::new(),
             classes: Class::ALL.map(ClassState::new),
             channels: Channels::new(config.channels, config.max_channels),
             outgoing: Slab::new(config.max_sends),
@@ -158,14 +196,14 @@ impl Session {
             eager_limit: u32::from(config.eager_buffers),
             eager_used: 0,
             incoming: Slab::new(config.max_receives),
-            slots: Slots::new(),
+            slots: Slots::new(config.slots),
             bits: BitPool::default(),
             slotless: VecDeque::with_capacity(WORKING),
             rx_ahead: 0,
             pool: EagerPool::new(config.eager_buffers, config.eager_max),
             repost: VecDeque::new(),
             done: VecDeque::with_capacity(WORKING),
-            events: VecDeque::with_capacity(16),
+            events: VecDeque::with_capacity(256),
             scratch: vec![0; slot_bytes as usize],
             now: Time::ZERO,
             retry_at: None,
@@ -178,6 +216,23 @@ impl Session {
             peer_closed: false,
             over: None,
             counts: MessageStats::default(),
+            commands: VecDeque::with_capacity(16),
+            answers: 0,
+            replayed_last: false,
+            watch_at: None,
+            delivered: [0; 3],
+            last_total: 0,
+            silent_since: Time::ZERO,
+            peer_suspect: false,
+            probes: VecDeque::new(),
+            lost: Vec::new(),
+            unexplained: Vec::new(),
+            ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
+            flaps: PerWay::default(),
+            rebuild_at: None,
+            drained: [false; MAX_PORTS],
+            drains_heard: [0; MAX_PORTS],
+            rng: fastrand::Rng::with_seed(config.nonce),
         }
     }
 
@@ -186,7 +241,7 @@ impl Session {
     /// # Errors
     /// [`Refused::Role`] if the role is out of range, its number is taken, or the control memory is used up.
     pub fn add_lane(&mut self, lane: LaneId, role: LaneRole) -> Result<(), Refused> {
-        let taken = |index: u16| self.lanes.get(index as usize).is_some_and(|l| l.dead.is_none());
+        let taken = |index: u16| self.lanes.get(index as usize).is_some();
         if usize::from(role.peer_index) >= MAX_LANES
             || usize::from(role.peer_port) >= MAX_PORTS
             || usize::from(role.port.0) >= MAX_PORTS
@@ -203,51 +258,40 @@ impl Session {
             LaneKind::Control => &mut class.control,
             LaneKind::Data => &mut class.data,
         };
-        // A dead lane's place goes to its successor.
-        let place = list.iter().position(|&l| self.lanes[l as usize].dead.is_some()).unwrap_or(list.len());
+        let place = list.len();
         if place >= MAX_CLASS_LANES {
             return Err(Refused::Role);
         }
         let mut block = 0;
         if role.kind == LaneKind::Control {
             let half = u64::from(self.config.control_slots) * u64::from(self.slot_bytes);
-            block = match self.free_blocks.pop() {
-                Some(block) => block,
-                None => {
-                    let block = self.blocks * 2 * half;
-                    if block + 2 * half > self.control.len() as u64 {
-                        return Err(Refused::Role);
-                    }
-                    self.blocks += 1;
-                    for i in 0..u64::from(self.config.control_slots) {
-                        self.send_slots.add(block + half + i * u64::from(self.slot_bytes));
-                    }
-                    block
-                }
-            };
+            block = self.blocks * 2 * half;
+            if block + 2 * half > self.control.len() as u64 {
+                return Err(Refused::Role);
+            }
+            self.blocks += 1;
+            for i in 0..u64::from(self.config.control_slots) {
+                self.send_slots.add(block + half + i * u64::from(self.slot_bytes));
+            }
             class.control_live += 1;
         } else {
             class.data_live += 1;
         }
         let index = self.lanes.len() as u16;
-        match list.get_mut(place) {
-            Some(old) => *old = index,
-            None => list.push(index),
-        }
+        list.push(index);
         class.down = class.control_live == 0 || (class.data_live == 0 && !class.data.is_empty());
         let made = Lane::new(lane, role, place as u16, block, &self.config);
         if role.kind == LaneKind::Data {
             class.refresh(&made, self.config.send_depth);
         }
         self.lanes.push(made);
-        if self.by_id.len() <= lane.index() {
-            self.by_id.resize(lane.index() + 1, NO_LANE);
-        }
-        self.by_id[lane.index()] = index;
+        self.name(lane, index);
         self.by_peer[usize::from(role.peer_index)] = index;
         // Any of them may be in these lists, once.
         let lanes = self.lanes.len();
         self.repost.reserve(lanes.saturating_sub(self.repost.len()));
+        self.lost.reserve(lanes);
+        self.probes.reserve(4 * lanes);
         for class in &mut self.classes {
             class.reports.reserve(lanes.saturating_sub(class.reports.len()));
             class.resend.reserve(usize::from(self.config.control_slots));
@@ -256,24 +300,6 @@ impl Session {
             self.want_repost(index);
         }
         Ok(())
-    }
-
-    /// Forgets a lane whose queue pair was destroyed: what was outstanding on it counts as flushed.
-    pub fn remove_lane(&mut self, now: Time, lane: LaneId) {
-        self.now = now;
-        let Some(index) = self.lane_of(lane) else { return };
-        let ids = self.chunks.on_lane(index).into_iter().map(|id| CHUNK | id);
-        let slots = self.send_slots.on_lane(index).into_iter().map(|slot| CONTROL | u64::from(slot));
-        for id in ids.chain(slots).collect::<Vec<_>>() {
-            let (what, status) = (Completed::Request, Status::Flushed);
-            self.handle(now, &Completion { lane, id, what, status, rtt: None, marks: None, retransmits: 0 });
-        }
-        self.lane_down(index, Status::Flushed);
-        self.by_id[lane.index()] = NO_LANE;
-        let lane = &mut self.lanes[index as usize];
-        if lane.role.kind == LaneKind::Control {
-            self.free_blocks.push(lane.block);
-        }
     }
 
     /// Bounds the bytes in flight towards one of the peer's ports, charged as [`charge`](crate::lanes::charge) does.
@@ -341,6 +367,9 @@ impl Session {
             return;
         }
         self.over = Some(why);
+        self.watch_at = None;
+        self.retry_at = None;
+        self.rebuild_at = None;
         self.events.push_back(Event::Failed(why));
         for index in 0..self.incoming.bound() {
             if self.incoming.at(index).is_some() {
@@ -352,11 +381,16 @@ impl Session {
                 self.fail_send(index, why);
             }
         }
+        // Nobody will say what became of these.
+        for id in self.chunks.lost() {
+            self.chunk_settled(id, true);
+        }
         for class in &mut self.classes {
             class.records.clear();
             class.held.clear();
             class.reports.clear();
             class.resend.clear();
+            class.replay.clear();
             class.push = false;
         }
         self.repost.clear();
@@ -375,7 +409,7 @@ impl Session {
 
     /// When [`Session::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.retry_at
+        [self.retry_at, self.watch_at, self.rebuild_at].into_iter().flatten().min()
     }
 
     /// Runs the timers that are due.
@@ -387,6 +421,10 @@ impl Session {
                 self.lanes[index as usize].full = false;
                 self.lane_changed(index);
             }
+        }
+        if self.over.is_none() {
+            self.watch();
+            self.rebuild();
         }
     }
 
@@ -436,12 +474,10 @@ impl Session {
         Some(class.index()).filter(live).or_else(|| (0..3).find(live))
     }
 
-    /// Queues a record on the control lanes of `class`, or of another one if it has none left.
+    /// Queues a record for the control lanes of `class`, or of another one if it has none left.
     pub(super) fn queue_record(&mut self, class: Class, record: Pending) {
-        if self.over.is_none()
-            && let Some(c) = self.control_class(class)
-        {
-            self.classes[c].records.push_back(record);
+        if self.over.is_none() {
+            self.classes[class.index()].records.push_back(record);
         }
     }
 
@@ -450,7 +486,7 @@ impl Session {
         if self.over.is_some() {
             return;
         }
-        let Some(c) = self.control_class(class) else { return };
+        let c = class.index();
         if last {
             self.classes[c].held_until = self.now;
         } else if self.classes[c].held.is_empty() {

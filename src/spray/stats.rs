@@ -84,6 +84,10 @@ pub struct MessageStats {
     pub duplicate_units: u64,
     /// Records that repeated what was known; they were ignored.
     pub duplicate_records: u64,
+    /// Chunks of lost lanes that were posted again, because the peer did not have them.
+    pub replayed: u64,
+    /// Chunks of lost lanes that the peer had.
+    pub survived: u64,
     /// Control messages sent.
     pub control_sent: u64,
     /// Control messages received.

@@ -1,7 +1,7 @@
 //! What every backend must do, whatever moves its bytes.
 //!
 //! [`cases`] are written against [`planespray::lanes::Lanes`] alone and run on each backend by
-//! [`conformance!`]; [`sim`] and [`soft`] say how two ends of a backend are made and add what only they can do.
+//! [`conformance!`]; [`sim`], [`soft`] and [`verbs`] say how two ends of a backend are made and add what only they can do.
 // Both ends are told apart by a number throughout.
 #![allow(clippy::needless_range_loop)]
 
@@ -10,3 +10,5 @@ mod cases;
 mod rig;
 mod sim;
 mod soft;
+#[cfg(target_os = "linux")]
+mod verbs;

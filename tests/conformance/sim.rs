@@ -99,6 +99,7 @@ fn abilities(faults: &Faults) -> Abilities {
         exact_depth: true,
         domains: true,
         atomics: true,
+        exact_errors: true,
     }
 }
 

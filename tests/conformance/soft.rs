@@ -56,6 +56,7 @@ fn over(planes: usize, v6: bool, seed: u64, configure: impl Fn(&mut UdpConfig)) 
         exact_depth: true,
         domains: true,
         atomics: true,
+        exact_errors: true,
     };
     let start = Instant::now();
     let mut idle = 0;

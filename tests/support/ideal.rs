@@ -12,7 +12,7 @@ use planespray::lanes::{
     Completed, Completion, LaneEvent, LaneId, Local, Marks, MrId, Op, PortId, Receive, Status, Window, WorkRequest,
 };
 use planespray::mem::Region;
-use planespray::spray::{Done, Event, LaneKind, LaneRole, Post, Session, SessionConfig};
+use planespray::spray::{Done, Event, LaneCommand, LaneKind, LaneRole, Post, Session, SessionConfig};
 use planespray::time::{Span, Time};
 
 /// One lane of the fabric.
@@ -78,6 +78,7 @@ enum What {
     Arrive { wr: WorkRequest, at: u64 },
     Complete(Completion),
     Detect,
+    Flush,
 }
 
 pub struct World {
@@ -85,6 +86,8 @@ pub struct World {
     pub ends: [End; 2],
     pub links: Vec<Link>,
     dead: Vec<bool>,
+    /// Ends whose lane is in ERR: nothing is placed or sent there any more.
+    closed: Vec<[bool; 2]>,
     directions: Vec<[Direction; 2]>,
     heap: BinaryHeap<Reverse<(u64, u64)>>,
     pending: HashMap<u64, (usize, usize, What)>,
@@ -135,6 +138,7 @@ impl World {
             now: 0,
             ends: [end(0), end(1)],
             dead: vec![false; links.len()],
+            closed: vec![[false; 2]; links.len()],
             directions: links.iter().map(|_| Default::default()).collect(),
             links,
             heap: BinaryHeap::new(),
@@ -185,6 +189,20 @@ impl World {
     /// Takes everything out of a session and hands it to the lanes.
     pub fn pump(&mut self, side: usize) {
         let now = self.time();
+        while let Some(command) = self.ends[side].session.poll_command() {
+            match command {
+                LaneCommand::Fence(lane) => {
+                    let link = link_of(side, lane);
+                    self.closed[link][side] = true;
+                    // Behind everything that has arrived.
+                    let at = self.now.max(self.directions[link][1 - side].polled_at);
+                    let at = at.max(self.directions[link][side].acked_at);
+                    self.schedule(at, side, link, What::Flush);
+                }
+                LaneCommand::Destroy(lane) => self.ends[side].session.lane_destroyed(now, lane),
+                _ => {}
+            }
+        }
         while let Some(post) = self.ends[side].session.poll_post(now) {
             if self.rng.u32(..1000) < self.full || !self.post(side, post) {
                 self.ends[side].session.posted_full(post);
@@ -205,13 +223,16 @@ impl World {
         match post {
             Post::Receive(lane, receive) => {
                 let link = link_of(side, lane);
-                if self.dead[link] {
+                if self.dead[link] || self.closed[link][side] {
                     return false;
                 }
                 self.directions[link][1 - side].receives.push_back(receive);
             }
             Post::Work(lane, wr) => {
                 let i = link_of(side, lane);
+                if self.closed[i][side] {
+                    return false;
+                }
                 let link = self.links[i];
                 let d = &mut self.directions[i][side];
                 d.open.push_back((wr.id, false));
@@ -249,6 +270,17 @@ impl World {
         }
     }
 
+    /// Destroys a lane at one end, without a warning to its session.
+    pub fn destroy(&mut self, side: usize, lane: LaneId) {
+        let link = link_of(side, lane);
+        self.closed[link][side] = true;
+        self.directions[link][side].open.clear();
+        self.directions[link][1 - side].receives.clear();
+        let now = self.time();
+        self.ends[side].session.lane_destroyed(now, lane);
+        self.pump(side);
+    }
+
     /// Lets one thing happen; false if nothing is left.
     pub fn step(&mut self) -> bool {
         let next = self.heap.peek().map(|Reverse((at, _))| *at);
@@ -270,7 +302,7 @@ impl World {
             What::Arrive { wr, at } => self.arrive(side, link, wr, at),
             What::Complete(c) => {
                 if c.what == Completed::Request && c.status == Status::Success {
-                    if self.dead[link] {
+                    if self.dead[link] || self.closed[link][side] {
                         // The acknowledgement is lost.
                         return true;
                     }
@@ -282,7 +314,14 @@ impl World {
                 self.ends[side].session.handle(now, &c);
                 self.pump(side);
             }
-            What::Detect => self.flush(side, link),
+            What::Detect => {
+                let (now, lane) = (self.time(), lane_id(side, link));
+                let status = Status::RetryExceeded;
+                self.closed[link][side] = true;
+                self.ends[side].session.lane_event(now, &LaneEvent::LaneError { lane, status });
+                self.pump(side);
+            }
+            What::Flush => self.flush(side, link),
         }
         true
     }
@@ -290,8 +329,6 @@ impl World {
     fn flush(&mut self, side: usize, link: usize) {
         let now = self.time();
         let lane = lane_id(side, link);
-        self.ends[side].session.lane_event(now, &LaneEvent::LaneError { lane, status: Status::RetryExceeded });
-        self.pump(side);
         let mut status = Status::RetryExceeded;
         let requests: Vec<u64> = self.directions[link][side].open.drain(..).map(|o| o.0).collect();
         let receives: Vec<u64> = self.directions[link][1 - side].receives.drain(..).map(|r| r.id).collect();
@@ -316,7 +353,7 @@ impl World {
         let len = u64::from(wr.local.len);
         let towards = &mut self.towards[far][spec.port as usize];
         *towards -= planespray::lanes::charge(len, MTU);
-        if self.dead[link] {
+        if self.dead[link] || self.closed[link][far] {
             return;
         }
         let mut bytes = vec![0; len as usize];
@@ -329,6 +366,7 @@ impl World {
                 self.ends[far].regions[local.mr.0 as usize].write_at(local.offset, &bytes).expect("in bounds");
                 Some((to.id, Completed::Receive { len: wr.local.len }))
             }
+            Op::Write if len == 0 => None,
             Op::Write | Op::WriteImm(_) => {
                 self.read(side, &wr.local, &mut bytes);
                 let Some((region, at)) = self.window(far, spec.port, &wr) else { return self.kill(link) };

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod devices;
 mod say;
 mod sim;
 
@@ -25,6 +26,8 @@ enum What {
     /// Without a host both ends run here, as two processes. With --server it waits for one client; with a
     /// host it is the client.
     Bench(Box<bench::Args>),
+    /// Lists RDMA devices, their ports and addresses, and says which engine runs over which of them, and why.
+    Devices(devices::Args),
     /// Simulates flows over planes of switches, and says how long they took under a balancing policy.
     Sim(Box<sim::Args>),
 }
@@ -39,24 +42,31 @@ fn main() -> ExitCode {
             ErrorKind::DisplayHelp
             | ErrorKind::DisplayVersion
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => e.exit(),
-            _ => return usage(first_line(&e.to_string())),
+            _ => return usage("bench", first_line(&e.to_string())),
         },
     };
     say::listen();
     match command.what {
         What::Bench(args) => match args.resolve() {
             Ok(role) => bench::run(role),
-            Err(what) => usage(&what),
+            Err(what) => usage("bench", &what),
+        },
+        What::Devices(args) => match devices::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(devices::Failure::Usage(what)) => usage("devices", &what),
+            Err(devices::Failure::System(what)) => {
+                say::say(what);
+                ExitCode::FAILURE
+            }
         },
         What::Sim(args) => match args.resolve() {
             Ok(plan) => sim::execute(&plan),
-            Err(what) => usage(&what),
+            Err(what) => usage("sim", &what),
         },
     }
 }
 
-fn usage(what: &str) -> ExitCode {
-    let command = if std::env::args().nth(1).is_some_and(|a| a == "sim") { "sim" } else { "bench" };
+fn usage(command: &str, what: &str) -> ExitCode {
     say::say(format_args!("{what}; see `planespray {command} --help`"));
     ExitCode::from(USAGE)
 }

@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 pub use listener::{Incoming, Listener, ListenerConfig};
 pub use witness::{Sight, Witness};
 
-use super::{Auth, BootstrapError, Established, Handshake, Hello, Refusal, Role, Step, Waiting};
+use super::{Auth, BootstrapError, Established, Handshake, Hello, PairReport, Refusal, Role, Step, Waiting};
 use crate::lanes::LaneAddress;
 use crate::time::{Span, Time};
 
@@ -194,6 +194,28 @@ impl Peering {
             Err(e) if matches!(e.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => Ok(()),
             Err(e) => Err(self.handshake.io_failed("write", e.raw_os_error().unwrap_or(0))),
         }
+    }
+
+    /// As [`Handshake::provide_probes`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn provide_probes(&mut self, ports: Vec<u16>) -> Result<(), BootstrapError> {
+        self.handshake.provide_probes(ports)
+    }
+
+    /// As [`Handshake::report`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn report(&mut self, report: Vec<PairReport>) -> Result<(), BootstrapError> {
+        let said = self.handshake.report(report);
+        if said.is_err() {
+            // The peer draws the same conclusion from it.
+            self.handshake.take_output(&mut self.output.bytes);
+            let _ = self.output.flush(&mut self.stream);
+        }
+        said
     }
 
     /// As [`Handshake::provide_lanes`].

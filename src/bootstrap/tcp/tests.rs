@@ -26,6 +26,7 @@ fn serve(p: &mut Peering, now: Time) -> Result<bool, BootstrapError> {
         match p.poll(now)? {
             Step::NeedIo => return Ok(false),
             Step::Done => return Ok(true),
+            Step::OpenProbes | Step::PeerProbes(_) | Step::Reached(_) => unreachable!("neither end offers probes"),
             Step::PeerHello(_) => {
                 let lanes = lanes(p.handshake());
                 p.provide_lanes(lanes)?;

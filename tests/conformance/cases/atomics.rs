@@ -107,8 +107,11 @@ pub(crate) fn misaligned<L: Lanes>(rig: &mut Rig<L>) {
         let yard = rig.yard(Shape::default(), 4096);
         let [here, there] = yard.pair.lane;
         let id = rig.post(0, here, op, yard.near.at(0, 8), yard.there(4));
-        rig.refused(0, here, &[id], 0, &[Status::RemoteInvalidRequest, Status::RemoteAccess]);
-        rig.lane_error(1, there);
+        let remote = [Status::RemoteInvalidRequest, Status::RemoteAccess];
+        // A driver that refuses it itself tells the peer nothing.
+        if remote.contains(&rig.refused(0, here, &[id], 0, &remote)) {
+            rig.lane_error(1, there);
+        }
         yard.far.check_zero(0, 4096, "the peer's memory");
         yard.near.check_zero(0, 4096, "the result");
         rig.part(&yard.pair);

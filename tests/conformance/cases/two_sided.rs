@@ -136,11 +136,12 @@ pub(crate) fn too_long_for_the_receive<L: Lanes>(rig: &mut Rig<L>) {
         let long = rig.post(0, here, Op::Send, near.at(0, len), NOWHERE);
         let after = rig.post(0, here, Op::Send, near.at(0, 8), NOWHERE);
         rig.success(1, first);
-        assert_eq!(rig.wait(1, short).status, Status::LocalLength, "{len} bytes into {capacity:?}");
+        rig.spoiled(1, short, Status::LocalLength);
         assert_eq!(rig.wait(1, spare).status, Status::Flushed);
         rig.refused(0, here, &[good, long, after], 1, &[Status::RemoteInvalidRequest]);
         assert_eq!(rig.wait(0, own).status, Status::Flushed);
-        assert_eq!(rig.lane_error(1, there), Status::LocalLength);
+        let why = rig.lane_error(1, there);
+        assert!(why == Status::LocalLength || !rig.can.exact_errors, "{len} bytes into {capacity:?}: {why:?}");
         let placed = 8 + u64::from(capacity.unwrap_or(0));
         far.check_zero(placed, (32 << 10) - placed as usize, "behind the receive");
         rig.part(&pair);

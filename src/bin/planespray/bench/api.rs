@@ -1,8 +1,8 @@
 //! What `bench` uses of the library: its public face and nothing else.
 
 pub(super) use planespray::{
-    Buffer, Connection, Error, Fabric, FabricConfig, Fault, JobKey, LaneStats, Outcome, Pending, PlaneStats, Refused,
-    RemoteWindow, SendOptions, Stats, UdpPort, Wait, WindowAccess,
+    Buffer, Connection, Engine, Error, Fabric, FabricConfig, Fault, Health, JobKey, LaneStats, LogEntry, Outcome,
+    Pending, PlaneFault, PlaneStats, Refused, RemoteWindow, SendOptions, Stats, UdpPort, Wait, WindowAccess,
 };
 
 #[cfg(test)]

@@ -124,6 +124,9 @@ fn arguments(resolved: &Resolved, planes: &[IpAddr]) -> Vec<String> {
     if f.insecure {
         out.push("--insecure".into());
     }
+    if !f.probe {
+        out.push("--no-probe".into());
+    }
     if !f.busy {
         out.push("--wait".into());
     }

@@ -8,6 +8,7 @@ use super::api::RemoteWindow;
 use super::check::Checker;
 use super::link::{Link, Pool, Posted, Queue};
 use super::options::{Extent, Operation};
+use super::outage::Gaps;
 use super::pattern;
 use super::server::{empty, push};
 use super::talk::{Job, Ready, Report, Talk, ToClient, ToServer, Transport};
@@ -29,6 +30,7 @@ pub(super) struct Flow {
     pub(super) retransmits: u64,
     /// Faults injected at both ends since the run began.
     pub(super) injected: [u64; 3],
+    pub(super) gaps: Option<Gaps>,
     pub(super) server_cpu: Option<usize>,
     /// UDP ports at which the server's planes receive.
     pub(super) server_ports: Vec<u16>,
@@ -42,6 +44,7 @@ pub(super) struct Mine {
     pub(super) wrong: u64,
     pub(super) dup: u64,
     pub(super) lost: u64,
+    pub(super) gaps: Option<Gaps>,
     pub(super) watch: Watch,
 }
 
@@ -98,6 +101,7 @@ pub(super) fn sample(
         retransmits: link.retransmits().saturating_sub(before) + report.retransmits,
         injected: [0, 1, 2].map(|i| ours[i] + report.injected[i]),
         lat: mine.lat,
+        gaps: mine.gaps,
         server_cpu,
         server_ports,
     })
@@ -142,6 +146,7 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
     let mut watch = Watch::start(link.busy);
     let start = Instant::now();
     let mut progress = start;
+    let mut gaps = Gaps::start(start);
     loop {
         let now = watch.turn();
         let goes_on = pace.goes_on(link, sent, now);
@@ -171,6 +176,7 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
         let mut idle = true;
         while let Some((buffer, _)) = sending.pop(idle && !link.busy)? {
             (idle, progress) = (false, now);
+            gaps.note(now);
             delivered += 1;
             free.push(buffer);
         }
@@ -210,7 +216,8 @@ fn source(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> R
     }
     drain(link, job, &mut sending, &mut free)?;
     pool.give(free);
-    Ok(Mine { messages: sent, elapsed, lat: None, wrong: 0, dup: 0, lost: 0, watch: watch_end })
+    let gaps = Some(gaps);
+    Ok(Mine { messages: sent, elapsed, lat: None, wrong: 0, dup: 0, lost: 0, gaps, watch: watch_end })
 }
 
 /// Tells the server that all is sent, and hears how many receives it posted.
@@ -254,6 +261,7 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
     let mut watch = Watch::start(link.busy);
     let start = Instant::now();
     let mut sent = 0u64;
+    let mut gaps = Gaps::start(start);
     while pace.goes_on(link, sent, watch.turn()) {
         let turn = watch.turn();
         let mut buffer = loop {
@@ -279,7 +287,9 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
                 return Err(no_answer(job));
             }
         };
-        let round = watch.turn() - before;
+        let now = watch.turn();
+        gaps.note(now);
+        let round = now - before;
         lat.saturating_record(u64::try_from(round.as_nanos() / 2).unwrap_or(u64::MAX));
         checker.check(&mut slot, len, job.first + sent);
         sent += 1;
@@ -309,6 +319,7 @@ fn ping(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job) -> Res
         wrong: checker.wrong,
         dup: checker.dup,
         lost: checker.skipped,
+        gaps: Some(gaps),
         watch: watch_end,
     })
 }
@@ -385,6 +396,7 @@ fn fetch(link: &Link<'_>, talk: &mut Talk<'_>, pool: &mut Pool, job: &Job, ready
         wrong: checker.wrong + checker.dup + checker.skipped,
         dup: 0,
         lost: posted - done,
+        gaps: None,
         watch,
     })
 }

@@ -6,6 +6,7 @@ mod child;
 mod client;
 mod link;
 mod options;
+mod outage;
 mod parse;
 mod pattern;
 mod placement;
@@ -26,6 +27,7 @@ use child::Server;
 use link::{Link, Pool, Stop};
 pub(crate) use options::Args;
 use options::{Extent, FabricOptions, Resolved, Role};
+use outage::{Observer, Outages};
 use placement::Placement;
 use report::{Facts, Output, Record};
 use samples::Sample;
@@ -106,7 +108,10 @@ fn key(options: &FabricOptions) -> Result<Option<JobKey>, String> {
 fn open(options: &FabricOptions, key: Option<JobKey>) -> Result<Fabric, String> {
     let defaults = FabricConfig::default();
     let config = FabricConfig {
+        engine: options.engine,
+        device: options.device.clone(),
         planes: options.planes.clone(),
+        probe: options.probe,
         udp_port: options.udp_port,
         mtu: options.mtu,
         lanes_per_plane: options.lanes,
@@ -116,6 +121,7 @@ fn open(options: &FabricOptions, key: Option<JobKey>) -> Result<Fabric, String> 
         receive_buffer: options.receive_buffer,
         pcap: options.pcap.clone(),
         fault: options.fault,
+        plane_rate: options.plane_rate,
         wait: if options.busy { Wait::Busy } else { Wait::Adaptive },
         grant_always: options.grant_always,
         ..defaults
@@ -143,14 +149,16 @@ fn listen(resolved: &Resolved, key: Result<Option<JobKey>, String>, stop: &Stop)
     let child = resolved.role == Role::Child;
     let options = &resolved.fabric;
     let fabric = open(options, key?)?;
-    let first = *options.planes.first().ok_or("no planes")?;
+    let planes: Vec<IpAddr> = fabric.ports().iter().map(|p| p.addr).collect();
+    let first = *planes.first().ok_or("no planes")?;
     let listener = fabric.listen(SocketAddr::new(first, options.bootstrap_port)).map_err(|e| e.to_string())?;
     let addr = listener.local_addr();
     if child {
         writeln!(std::io::stdout(), "{addr}").map_err(|e| format!("the parent process is gone: {e}"))?;
     } else {
-        let planes: Vec<String> = options.planes.iter().map(ToString::to_string).collect();
-        eprintln!("planespray: waiting for a client at {addr}; planes {}", planes.join(", "));
+        let planes: Vec<String> = planes.iter().map(ToString::to_string).collect();
+        let engine = fabric.engine();
+        eprintln!("planespray: waiting for a client at {addr}; planes {}; engine {engine}", planes.join(", "));
         if first.is_loopback() {
             say(format_args!("these are loopback addresses; for other machines say --bind ADDR,.. or -d IFACE,.."));
         }
@@ -193,7 +201,7 @@ fn connect(
     arm(stop);
     let link = Link { fabric: &fabric, connection: &connection, busy: resolved.fabric.busy, stop };
     let mut talk = Talk::new(&fabric, &connection)?;
-    output.head(resolved).map_err(|e| format!("the table cannot be written: {e}"))?;
+    output.head(resolved, &fabric).map_err(|e| format!("the table cannot be written: {e}"))?;
     let mut run = Run { resolved, link, server, pool: Pool::default(), next: 0, server_ports: Vec::new() };
     let (mut clean, mut last) = (true, None);
     for &size in &resolved.measure.sizes {
@@ -246,8 +254,11 @@ impl Run<'_> {
     /// Everything about one size.
     fn size(&mut self, talk: &mut Talk<'_>, output: &mut Output, size: u64) -> Result<Record, String> {
         let measure = &self.resolved.measure;
-        let plan = samples::plan(measure.extent, measure.compare_tcp);
-        let mut retries = samples::retries(measure.extent, plan.len());
+        // Planes are cut in one go, and void or not it happens once.
+        let once = !measure.acts.is_empty();
+        let plan = if once { vec![measure.extent] } else { samples::plan(measure.extent, measure.compare_tcp) };
+        let mut retries = if once { 0 } else { samples::retries(measure.extent, plan.len()) };
+        let mut outages = Outages::default();
         let before = self.link.fabric.stats();
         let (mut all, mut voids) = (Vec::new(), 0);
         let (mut faults, mut retransmits, mut injected) = ([0; 3], 0, [0; 3]);
@@ -272,7 +283,12 @@ impl Run<'_> {
                 break;
             }
             output.progress(&format!("{size} bytes: sample {} of {}", i + 1, plan.len()));
-            let ours = self.sample(talk, size, extent, Transport::Ours)?;
+            let observer = once.then(|| Observer::start(self.link.fabric.clone(), &measure.acts));
+            let ours = self.sample(talk, size, extent, Transport::Ours);
+            if let Some(observer) = observer {
+                outages = observer.finish(ours.as_ref().ok().and_then(|f| f.gaps.as_ref()))?;
+            }
+            let ours = ours?;
             cpus = placement::this_cpu().zip(ours.server_cpu);
             count(&ours);
             let mut tcp = Vec::new();
@@ -301,12 +317,14 @@ impl Run<'_> {
         let after = self.link.fabric.stats();
         Ok(Record::new(&Facts {
             resolved: self.resolved,
+            engine: self.link.fabric.engine(),
             size,
             samples: &all,
             voids,
             faults,
             retransmits,
             injected,
+            outages,
             before: &before,
             after: &after,
         }))

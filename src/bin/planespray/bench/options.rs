@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use planespray::class::{Class, Dscp};
 
-use super::api::{Fault, UdpPort};
+use super::api::{Engine, Fault, UdpPort};
+use super::outage::Act;
 use super::parse;
 
 /// Largest message: 2^23 bytes is the end of `-a`, 1 GiB the limit of `-s`.
@@ -58,12 +59,18 @@ pub(crate) struct Args {
     /// Number of planes [default: 2, or the number of addresses]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=8))]
     planes: Option<u16>,
-    /// Network interfaces, one per plane, whose addresses are the planes
-    #[arg(short = 'd', long = "device", value_delimiter = ',')]
-    device: Vec<String>,
+    /// RDMA devices as NCCL names them, [^][=]hca[:port[:rail[:plane]]],.. or network interfaces, one per plane
+    #[arg(short = 'd', long = "device")]
+    device: Option<String>,
     /// Local addresses, one per plane; without a host: the client's, then as many for the server
     #[arg(long, value_delimiter = ',')]
     bind: Vec<IpAddr>,
+    /// What moves the bytes [default: with -d RDMA devices if they can be used, else embedded]
+    #[arg(long, value_enum)]
+    engine: Option<EngineArg>,
+    /// Use every plane without finding out by probes whether it reaches the peer
+    #[arg(long)]
+    no_probe: bool,
     /// TCP port of the bootstrap [default: 18515; without a host any]
     #[arg(short = 'p', long = "bootstrap-port")]
     bootstrap_port: Option<u16>,
@@ -103,6 +110,18 @@ pub(crate) struct Args {
     /// Faults in received packets: loss=1%,dup=1%,reorder=1%,seed=N
     #[arg(long, value_parser = parse::fault)]
     fault: Option<Fault>,
+    /// Send no faster than this on each plane: 1gbit, 500mbit
+    #[arg(long, value_name = "RATE", value_parser = parse::rate)]
+    plane_rate: Option<u64>,
+    /// Lose a plane's packets silently, both ways, from then on: 0@2s
+    #[arg(long, value_name = "PLANE@TIME", value_delimiter = ',', value_parser = parse::cut)]
+    cut: Vec<Act>,
+    /// The same, and report the port's carrier as lost
+    #[arg(long, value_name = "PLANE@TIME", value_delimiter = ',', value_parser = parse::cut_event)]
+    cut_event: Vec<Act>,
+    /// Let its packets through again
+    #[arg(long, value_name = "PLANE@TIME", value_delimiter = ',', value_parser = parse::heal)]
+    heal: Vec<Act>,
     /// Damage something that the check must find
     #[arg(long, value_enum)]
     inject: Option<InjectArg>,
@@ -135,6 +154,16 @@ enum ClassArg {
     Latency,
     Steady,
     Bulk,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum EngineArg {
+    /// Hardware, else rdma_rxe, else embedded
+    Auto,
+    /// Hardware or rdma_rxe, or an error
+    Verbs,
+    /// RoCEv2 over UDP sockets
+    Embedded,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -194,7 +223,11 @@ pub(super) enum Role {
 /// Options that the fabric of either end takes.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct FabricOptions {
+    /// Addresses; none where devices are to be used.
     pub(super) planes: Vec<IpAddr>,
+    pub(super) device: Option<String>,
+    pub(super) engine: Engine,
+    pub(super) probe: bool,
     pub(super) bootstrap_port: u16,
     pub(super) lanes: u16,
     pub(super) mtu: u32,
@@ -203,6 +236,7 @@ pub(super) struct FabricOptions {
     pub(super) receive_buffer: Option<usize>,
     pub(super) pcap: Option<PathBuf>,
     pub(super) fault: Option<Fault>,
+    pub(super) plane_rate: Option<u64>,
     pub(super) key_file: Option<PathBuf>,
     pub(super) insecure: bool,
     pub(super) busy: bool,
@@ -224,6 +258,8 @@ pub(super) struct Measure {
     pub(super) compare_tcp: bool,
     pub(super) report_gbits: bool,
     pub(super) json: Option<String>,
+    /// What is done to planes meanwhile.
+    pub(super) acts: Vec<Act>,
 }
 
 impl Measure {
@@ -269,7 +305,8 @@ impl Args {
             (self.iterations.is_some() && self.duration.is_some(), "-n", "-D"),
             (self.busy && self.wait, "--busy", "--wait"),
             (self.key_file.is_some() && self.insecure, "--key-file", "--insecure"),
-            (!self.bind.is_empty() && !self.device.is_empty(), "--bind", "-d"),
+            (!self.bind.is_empty() && self.device.is_some(), "--bind", "-d"),
+            (!self.bind.is_empty() && self.engine == Some(EngineArg::Verbs), "--bind", "--engine verbs"),
             (self.no_verify && self.inject.is_some(), "--no-verify", "--inject"),
             (self.lat && self.depth.is_some(), "--lat", "-t"),
         ] {
@@ -298,8 +335,16 @@ impl Args {
             Some(t) => Dscp::new(t >> 2),
             None => None,
         };
+        let engine = match self.engine {
+            None | Some(EngineArg::Auto) => Engine::Auto,
+            Some(EngineArg::Verbs) => Engine::Verbs,
+            Some(EngineArg::Embedded) => Engine::Embedded,
+        };
         let fabric = FabricOptions {
             planes,
+            device: self.device.clone(),
+            engine,
+            probe: !self.no_probe,
             bootstrap_port: self.bootstrap_port.unwrap_or(match role {
                 Role::Both { .. } | Role::Child => 0,
                 Role::Client { .. } | Role::Server => BOOTSTRAP_PORT,
@@ -311,6 +356,7 @@ impl Args {
             receive_buffer: self.receive_buffer.map(|b| b as usize),
             pcap: self.pcap,
             fault: self.fault,
+            plane_rate: self.plane_rate,
             key_file: self.key_file,
             insecure: self.insecure,
             busy: !self.wait,
@@ -334,6 +380,9 @@ impl Args {
             (self.inject.is_some(), "--inject"),
             (self.no_verify || self.verify, "--verify and --no-verify"),
             (self.report_gbits, "--report_gbits"),
+            (!self.cut.is_empty(), "--cut"),
+            (!self.cut_event.is_empty(), "--cut-event"),
+            (!self.heal.is_empty(), "--heal"),
         ] {
             if given {
                 return Err(format!("{name} is the client's to say; give it there and not to --server"));
@@ -382,7 +431,9 @@ impl Args {
             compare_tcp: self.compare.is_some(),
             report_gbits: self.report_gbits,
             json: self.json.clone(),
+            acts: [&self.cut[..], &self.cut_event, &self.heal].concat(),
         };
+        self.check_acts(&measure)?;
         for &size in &measure.sizes {
             let slots = measure.slots(size);
             if u64::from(slots) * size > MAX_SLOT_BYTES {
@@ -393,6 +444,24 @@ impl Args {
             }
         }
         Ok(measure)
+    }
+
+    fn check_acts(&self, measure: &Measure) -> Result<(), String> {
+        let Some(last) = measure.acts.iter().map(|a| a.at).max() else { return Ok(()) };
+        let Extent::Duration(whole) = measure.extent else {
+            return Err("--cut and --heal say when; give -D with a duration and not -n".into());
+        };
+        if measure.sizes.len() > 1 || measure.compare_tcp {
+            return Err("--cut and --heal go with one size and without --compare".into());
+        }
+        if last >= whole {
+            return Err(format!(
+                "the last --cut or --heal is at {} s, but the measurement ends at {} s; use a longer -D",
+                last.as_secs_f64(),
+                whole.as_secs_f64()
+            ));
+        }
+        Ok(())
     }
 
     fn role(&self) -> Result<Role, String> {
@@ -418,14 +487,17 @@ impl Args {
     /// Planes of this end and, if both run here, of the server.
     fn addresses(&self, role: &Role) -> Result<(Vec<IpAddr>, Vec<IpAddr>), String> {
         let both = matches!(role, Role::Both { .. });
-        if !self.device.is_empty() {
+        let verbs = self.engine == Some(EngineArg::Verbs);
+        if self.device.is_some() || verbs {
             if both {
                 return Err(
-                    "-d needs a host or --server: an interface's address cannot be both ends; see --bind".into()
+                    "-d and --engine verbs need a host or --server: a device cannot be both ends; see --bind".into()
                 );
             }
-            let found = self.device.iter().map(|name| parse::interface(name)).collect::<Result<Vec<_>, _>>()?;
-            return Ok((self.counted(found)?, Vec::new()));
+            if let Some(text) = &self.device {
+                parse::devices(text)?;
+            }
+            return Ok((Vec::new(), Vec::new()));
         }
         if self.bind.is_empty() {
             let loopback = match role {

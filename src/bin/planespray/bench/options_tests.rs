@@ -84,7 +84,10 @@ fn contradictions_are_named() {
         ("--bind 127.0.0.1,127.0.0.2 --planes 2", "contradicts 1 addresses"),
         ("--server -d nosuch0", "no interface nosuch0"),
         ("192.0.2.1", "--bind ADDR"),
-        ("-d lo", "-d needs a host"),
+        ("-d lo", "need a host"),
+        ("--engine verbs", "need a host"),
+        ("--server --bind 127.0.0.1 --engine verbs", "--bind and --engine verbs"),
+        ("--server -d lo:x", "port \"x\""),
         ("--planes 9", "9 is not in 1..=8"),
         ("--nonsense", "--nonsense"),
     ] {

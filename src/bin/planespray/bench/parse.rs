@@ -1,9 +1,13 @@
 //! Values of options.
 
 use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
 use std::time::Duration;
 
-use super::api::Fault;
+use planespray::topology::{HcaList, scan};
+
+use super::api::{Fault, PlaneFault};
+use super::outage::Act;
 
 /// `65536`, `64K`, `1M`, `1G`; powers of 1024.
 pub(super) fn size(text: &str) -> Result<u64, String> {
@@ -26,6 +30,41 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
         Ok(s) if (0.01..=604_800.0).contains(&s) => Ok(Duration::from_secs_f64(s)),
         _ => Err("a duration is in seconds, 0.01 to 604800".into()),
     }
+}
+
+/// `1gbit`, `500mbit`, `100kbit`: bits per second, powers of 1000.
+pub(super) fn rate(text: &str) -> Result<u64, String> {
+    let lower = text.to_ascii_lowercase();
+    let number = lower.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale = match &lower[number.len()..] {
+        "kbit" | "k" => 1e3,
+        "mbit" | "m" => 1e6,
+        "gbit" | "g" => 1e9,
+        _ => 0.0,
+    };
+    match number.parse::<f64>() {
+        Ok(n) if (1e5..=1e12).contains(&(n * scale)) => Ok((n * scale) as u64),
+        _ => Err("a rate is like 1gbit or 500mbit, 100kbit to 1000gbit".into()),
+    }
+}
+
+/// `PLANE@TIME`, such as `0@2s`.
+fn at(text: &str, fault: PlaneFault) -> Result<Act, String> {
+    let wrong = || format!("{text} is not of the form PLANE@SECONDS, such as 0@2s");
+    let (plane, at) = text.split_once('@').ok_or_else(wrong)?;
+    Ok(Act { plane: plane.parse().map_err(|_| wrong())?, at: seconds(at)?, fault })
+}
+
+pub(super) fn cut(text: &str) -> Result<Act, String> {
+    at(text, PlaneFault::Cut)
+}
+
+pub(super) fn cut_event(text: &str) -> Result<Act, String> {
+    at(text, PlaneFault::CutWithEvent)
+}
+
+pub(super) fn heal(text: &str) -> Result<Act, String> {
+    at(text, PlaneFault::Heal)
 }
 
 /// `loss=1%,dup=1%,reorder=1%,seed=N`.
@@ -56,29 +95,21 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The address of an interface: its first IPv4 address, else its first IPv6 address that is not link-local.
-pub(super) fn interface(name: &str) -> Result<IpAddr, String> {
-    let all = nix::ifaddrs::getifaddrs().map_err(|e| format!("the interfaces cannot be listed: {e}"))?;
-    let (mut known, mut found) = (false, None::<IpAddr>);
-    for entry in all.filter(|e| e.interface_name == name) {
-        known = true;
-        let Some(storage) = entry.address else { continue };
-        if let Some(v4) = storage.as_sockaddr_in() {
-            if !found.is_some_and(|f| f.is_ipv4()) {
-                found = Some(v4.ip().into());
-            }
-        } else if let Some(v6) = storage.as_sockaddr_in6()
-            && found.is_none()
-            && !v6.ip().is_unicast_link_local()
-        {
-            found = Some(v6.ip().into());
+/// An error line unless every name of the list is an RDMA device or an interface of this machine.
+pub(super) fn devices(text: &str) -> Result<(), String> {
+    let list: HcaList = text.parse().map_err(|e| format!("-d: {e}"))?;
+    let devices = scan(Path::new("/")).unwrap_or_default();
+    for entry in list.entries.iter().filter(|_| !list.exclude) {
+        let device = devices.iter().any(|d| list.named(entry, &d.name));
+        let interfaces = nix::ifaddrs::getifaddrs().map_err(|e| format!("the interfaces cannot be listed: {e}"))?;
+        if !device && !interfaces.into_iter().any(|i| i.interface_name == entry.hca) {
+            return Err(format!(
+                "-d: there is no RDMA device and no interface {}; `planespray devices` and `ip link` list them",
+                entry.hca
+            ));
         }
     }
-    match found {
-        Some(addr) => Ok(addr),
-        None if known => Err(format!("interface {name} has no usable address; give it one")),
-        None => Err(format!("there is no interface {name}; `ip link` lists them")),
-    }
+    Ok(())
 }
 
 /// An error line unless `addr` is an address of this machine.
@@ -121,7 +152,8 @@ mod tests {
     #[test]
     fn loopback_is_local() {
         assert!(is_local("127.0.0.9".parse().unwrap()).is_ok());
-        assert_eq!(interface("lo"), Ok("127.0.0.1".parse().unwrap()));
-        assert!(interface("nosuch0").unwrap_err().contains("no interface"));
+        assert_eq!(devices("lo"), Ok(()));
+        assert!(devices("lo,nosuch0").unwrap_err().contains("no interface nosuch0"));
+        assert!(devices("lo:x").unwrap_err().contains("port \"x\""));
     }
 }

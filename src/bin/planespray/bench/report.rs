@@ -5,8 +5,9 @@ use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
-use super::api::{LaneStats, PlaneStats, Stats};
+use super::api::{Fabric, LaneStats, PlaneStats, Stats};
 use super::options::{Measure, Operation, Resolved};
+use super::outage::{FaultRow, Outages};
 use super::placement::Placement;
 use super::samples::{Sample, Sum, comparable};
 
@@ -39,6 +40,10 @@ pub(super) struct Record {
     /// Samples in which our own loops stood still for over 10 ms.
     pub(super) voids: u64,
     pub(super) injected: Injected,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) faults: Vec<FaultRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) goodput_after_vs_before: Option<f64>,
     #[serde(skip)]
     table: Table,
 }
@@ -78,12 +83,15 @@ struct Table {
     rate: f64,
     /// Microseconds: least, most, mean, deviation.
     spread: Option<[f64; 4]>,
+    line: Vec<(f64, Vec<f64>)>,
     lanes: Vec<String>,
 }
 
 /// Everything a record is made of.
 pub(super) struct Facts<'a> {
     pub(super) resolved: &'a Resolved,
+    /// What moved the bytes.
+    pub(super) engine: &'static str,
     pub(super) size: u64,
     pub(super) samples: &'a [Sample],
     pub(super) voids: u64,
@@ -91,6 +99,7 @@ pub(super) struct Facts<'a> {
     pub(super) faults: [u64; 3],
     pub(super) retransmits: u64,
     pub(super) injected: [u64; 3],
+    pub(super) outages: Outages,
     pub(super) before: &'a Stats,
     pub(super) after: &'a Stats,
 }
@@ -115,9 +124,9 @@ impl Record {
             op: measure.op.name(),
             size: facts.size,
             iterations: ours.messages,
-            engine: "embedded",
-            planes: facts.resolved.fabric.planes.len(),
-            lanes: facts.resolved.fabric.planes.len() * usize::from(facts.resolved.fabric.lanes),
+            engine: facts.engine,
+            planes: facts.after.planes.len(),
+            lanes: facts.after.planes.len() * usize::from(facts.resolved.fabric.lanes),
             bw_gbps: bandwidth.then(|| gbps(&ours)),
             msg_rate_mpps: bandwidth.then(|| ours.rate() / 1e6),
             lat_us: lat.map(|l| Percentiles {
@@ -137,7 +146,10 @@ impl Record {
             peer_lat_us: peer_lat,
             voids: facts.voids,
             injected: Injected { loss: facts.injected[0], dup: facts.injected[1], reorder: facts.injected[2] },
+            faults: facts.outages.faults.clone(),
+            goodput_after_vs_before: facts.outages.after_vs_before,
             table: Table {
+                line: facts.outages.line.clone(),
                 peak: ours.peak,
                 rate: ours.rate(),
                 spread: lat.map(|l| [us(l.min()), us(l.max()), l.mean() / 1e3, l.stdev() / 1e3]),
@@ -245,7 +257,7 @@ impl Output {
     }
 
     /// What is to be measured, and the heads of the columns.
-    pub(super) fn head(&mut self, resolved: &Resolved) -> io::Result<()> {
+    pub(super) fn head(&mut self, resolved: &Resolved, opened: &Fabric) -> io::Result<()> {
         let (fabric, measure) = (&resolved.fabric, &resolved.measure);
         let name = match self.op {
             Operation::Write => "RDMA_Write",
@@ -254,8 +266,8 @@ impl Output {
         };
         writeln!(self.table, "{RULE}")?;
         writeln!(self.table, "                    {name} {} Test", if self.lat { "Latency" } else { "BW" })?;
-        let addrs: Vec<String> = fabric.planes.iter().map(ToString::to_string).collect();
-        writeln!(self.table, " Engine          : embedded\t\tPlanes          : {}", addrs.join(", "))?;
+        let addrs: Vec<String> = opened.ports().iter().map(|p| p.addr.to_string()).collect();
+        writeln!(self.table, " Engine          : {}\t\tPlanes          : {}", opened.engine(), addrs.join(", "))?;
         writeln!(self.table, " Number of qps   : {} per plane\t\tTransport type  : RoCEv2", fabric.lanes)?;
         let depth = measure.sizes.first().map_or(0, |&s| measure.slots(s));
         writeln!(self.table, " TX depth        : {depth}\t\t\tMtu             : {}[B]", fabric.mtu)?;
@@ -359,6 +371,24 @@ impl Output {
         if r.injected != Injected::default() {
             let i = r.injected;
             writeln!(self.table, " injected: {} lost, {} duplicated, {} reordered packets", i.loss, i.dup, i.reorder)?;
+        }
+        for f in &r.faults {
+            writeln!(
+                self.table,
+                " plane {} cut at {:.2} s: given up after {} ms, longest standstill {} ms, share back {} s after the heal",
+                f.plane,
+                f.at_s,
+                or_dash(f.detected_ms, 1),
+                or_dash(f.stall_ms, 1),
+                or_dash(f.share_back_s, 2)
+            )?;
+        }
+        if let Some(ratio) = r.goodput_after_vs_before {
+            writeln!(self.table, " goodput after the last heal: {ratio:.3} of that before the first cut")?;
+        }
+        for (at, planes) in &r.table.line {
+            let planes: Vec<String> = planes.iter().map(|g| format!("{g:8.3}")).collect();
+            writeln!(self.table, " {at:6.1} s {} Gb/s", planes.join(" "))?;
         }
         if r.voids > 0 {
             writeln!(self.table, " voids: {} samples in which this machine held us up for over 10 ms", r.voids)?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::api::{Injected as Faults, UdpPort};
+use super::super::api::{Engine, Injected as Faults, UdpPort};
 use super::super::client::histogram;
 use super::super::options::{Extent, FabricOptions, Role};
 use super::super::samples::tests::flow;
@@ -13,6 +13,9 @@ fn resolved(lat: bool) -> Resolved {
         role: Role::Both { server_planes: vec![] },
         fabric: FabricOptions {
             planes: vec!["127.0.0.1".parse().unwrap(), "127.0.1.1".parse().unwrap()],
+            device: None,
+            engine: Engine::Auto,
+            probe: true,
             bootstrap_port: 0,
             lanes: 4,
             mtu: 4096,
@@ -21,6 +24,7 @@ fn resolved(lat: bool) -> Resolved {
             receive_buffer: None,
             pcap: None,
             fault: None,
+            plane_rate: None,
             key_file: None,
             insecure: false,
             busy: true,
@@ -38,6 +42,7 @@ fn resolved(lat: bool) -> Resolved {
             compare_tcp: true,
             report_gbits: true,
             json: None,
+            acts: vec![],
         },
     }
 }
@@ -76,12 +81,14 @@ fn record(lat: bool) -> Record {
     }
     Record::new(&Facts {
         resolved: &resolved(lat),
+        engine: "embedded",
         size: 1000,
         samples: &[Sample { ours, tcp, placement: Some(Placement::Far) }],
         voids: 2,
         faults: [1, 0, 0],
         retransmits: 7,
         injected: [3, 4, 5],
+        outages: Outages::default(),
         before: &stats([100, 100]),
         after: &stats([850, 350]),
     })
@@ -147,12 +154,14 @@ fn latency_has_percentiles_and_no_bandwidth() {
 fn nothing_measured_is_null() {
     let r = Record::new(&Facts {
         resolved: &resolved(false),
+        engine: "embedded",
         size: 8,
         samples: &[],
         voids: 0,
         faults: [0; 3],
         retransmits: 0,
         injected: [0; 3],
+        outages: Outages::default(),
         before: &stats([0, 0]),
         after: &stats([0, 0]),
     });

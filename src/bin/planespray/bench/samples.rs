@@ -120,6 +120,7 @@ pub(super) mod tests {
             gap_ns: gap_ms * 1_000_000,
             retransmits: 0,
             injected: [0; 3],
+            gaps: None,
             server_cpu: None,
             server_ports: vec![4791],
         }

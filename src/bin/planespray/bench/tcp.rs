@@ -201,7 +201,7 @@ fn source(stop: &Stop, job: &Job, streams: Vec<TcpStream>) -> Result<Mine, Strin
         }
     }
     let (elapsed, watch) = (start.elapsed(), watch.stopped());
-    Ok(Mine { messages: sent, elapsed, lat: None, wrong: 0, dup: 0, lost: 0, watch })
+    Ok(Mine { messages: sent, elapsed, lat: None, wrong: 0, dup: 0, lost: 0, gaps: None, watch })
 }
 
 fn sink(job: &Job, streams: Vec<TcpStream>) -> Result<(Report, u64), String> {
@@ -317,6 +317,7 @@ fn ping(stop: &Stop, job: &Job, stream: &mut TcpStream) -> Result<Mine, String> 
         wrong: checker.wrong,
         dup: checker.dup,
         lost: checker.skipped,
+        gaps: None,
         watch,
     })
 }

@@ -66,7 +66,7 @@ fn messages_go_from_the_callers_memory_to_the_callers_memory() {
     let (fa, fb) = (open(1, 1), open(1, 3));
     let (a, b) = join(&fa, &fb);
     assert_eq!((a.peer_id(), b.peer_id()), (fb.id(), fa.id()));
-    let mut from: Vec<u8> = (0..300_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+    let mut from: Vec<u8> = (0..300_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
     let expected = from.clone();
     let mut to = vec![0u8; 400_000];
     for len in [0u64, 1, 100, 5000, 70_000, 300_000 - 7] {

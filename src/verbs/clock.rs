@@ -46,7 +46,7 @@ impl DeviceClock {
         let device_ns = self.ticks * 1_000_000 / i128::from(self.khz);
         let now = polled.as_nanos();
         let period = now / TRUST_NS;
-        if period != self.period {
+        if period > self.period {
             let before = if period == self.period + 1 { self.smallest[0] } else { i128::MAX };
             (self.smallest, self.period) = ([i128::MAX, before], period);
         }

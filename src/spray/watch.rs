@@ -116,7 +116,8 @@ impl Session {
         }
         if total != self.last_total || gap || !busy {
             self.last_total = total;
-            self.silent_since = now;
+            // Nobody is asked for a word while lanes have time: their silence is not the peer's.
+            self.silent_since = from;
             if std::mem::take(&mut self.peer_suspect) {
                 self.peer_event(Health::Suspect, Health::Healthy, Cause::Delivered { count: total });
             }

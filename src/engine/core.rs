@@ -339,18 +339,16 @@ impl<L: Lanes> Core<L> {
         }
     }
 
-    /// Executes what callers queued and sends it off, without looking for arrivals.
-    /// Returns true if an operation was finished.
-    pub fn kick(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) -> bool {
+    /// Executes what callers queued and sends it off, without looking for arrivals. [`Ops::take_finished`] tells whether an
+    /// operation was finished.
+    pub fn kick(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) {
         self.execute(now, commands, garbage);
-        let finished = self.pump_all(now);
+        self.pump_all(now);
         self.lanes.doorbell(now);
-        finished
     }
 
-    /// One round: commands, arrivals, timers, and everything that follows. Returns true if an operation was
-    /// finished.
-    pub fn drive(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) -> bool {
+    /// One round: commands, arrivals, timers, and everything that follows.
+    pub fn drive(&mut self, now: Time, commands: &ArrayQueue<Command>, garbage: &SegQueue<MrId>) {
         self.execute(now, commands, garbage);
         let n = self.lanes.poll(now, &mut self.completions);
         for i in 0..n {
@@ -364,10 +362,9 @@ impl<L: Lanes> Core<L> {
             self.lane_event(now, &event);
         }
         // While completions wait, a peer that is gone may have delivered what its receives here do not know yet.
-        let mut finished = self.timers(now, n < self.completions.len());
-        finished |= self.pump_all(now);
+        self.timers(now, n < self.completions.len());
+        self.pump_all(now);
         self.lanes.doorbell(now);
-        finished
     }
 
     /// When [`Core::drive`] must be called at the latest.
@@ -520,26 +517,23 @@ impl<L: Lanes> Core<L> {
         changed
     }
 
-    pub(super) fn pump_all(&mut self, now: Time) -> bool {
-        let mut finished = false;
+    pub(super) fn pump_all(&mut self, now: Time) {
         for index in 0..self.slots.len() {
             if self.slots[index].entry.as_ref().is_some_and(|e| e.dirty || !e.backlog.is_empty()) {
-                finished |= self.pump(now, index);
+                self.pump(now, index);
             }
         }
-        finished
     }
 
     /// Moves what one session wants to the lanes, and its results to the callers.
-    pub(super) fn pump(&mut self, now: Time, index: usize) -> bool {
-        let mut finished = false;
+    pub(super) fn pump(&mut self, now: Time, index: usize) {
         // What finished may have made room for what waits, which then has posts of its own.
         loop {
             let retried = self.retry(now, index);
-            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
+            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
             entry.dirty = false;
             self.obey(now, index);
-            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
+            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
             while let Some(post) = entry.session.poll_post(now) {
                 let posted = match &post {
                     Post::Work(lane, wr) => self.lanes.post(*lane, wr),
@@ -554,14 +548,13 @@ impl<L: Lanes> Core<L> {
             if let Some(why) = self.take_events(index) {
                 // The lanes go before the memory that they may still touch is given back.
                 self.end_slot(index, why);
-                return true;
+                return;
             }
             let delivered = self.deliver(index, None);
-            finished |= delivered;
-            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return finished };
+            let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
             entry.due = entry.session.poll_timeout();
             if entry.backlog.is_empty() || !(delivered || retried) {
-                return finished;
+                return;
             }
         }
     }

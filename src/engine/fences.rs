@@ -24,9 +24,6 @@ impl<L: Lanes> Core<L> {
             let Some(command) = entry.session.poll_command() else { return };
             match command {
                 LaneCommand::Fence(lane) => {
-                    // What is due leaves first: the NAK that says why a request was refused, above all. Without it the
-                    // peer would try the request on every other lane.
-                    self.lanes.doorbell(now);
                     // A lane that is gone already has nothing left that could come.
                     let _ = self.lanes.fence(lane);
                 }
@@ -176,8 +173,7 @@ impl<L: Lanes> Core<L> {
         }
     }
 
-    pub(super) fn timers(&mut self, now: Time, caught_up: bool) -> bool {
-        let mut finished = false;
+    pub(super) fn timers(&mut self, now: Time, caught_up: bool) {
         if caught_up && now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
             for index in 0..self.slots.len() {
@@ -185,22 +181,18 @@ impl<L: Lanes> Core<L> {
                 // Nobody answers what was sent since its goodbye; the lanes would wait for longer.
                 if entry.left && entry.under_way > 0 && now.since(entry.left_at) > PARTING {
                     self.end_slot(index, Ended::Failed(Failure::PeerClosed));
-                    finished = true;
                     continue;
                 }
                 if entry.witness.as_mut().is_some_and(|w| w() == Seen::Gone) {
                     entry.witness = None;
                     // Its goodbye may be among what came with this round.
-                    finished |= self.pump(now, index);
+                    self.pump(now, index);
                     match self.slots[index].entry.as_deref_mut() {
                         Some(entry) if entry.state == SessionState::PeerClosed => {
                             entry.left = true;
                             entry.left_at = now;
                         }
-                        _ => {
-                            self.end_slot(index, Ended::PeerGone);
-                            finished = true;
-                        }
+                        _ => self.end_slot(index, Ended::PeerGone),
                     }
                 }
             }
@@ -212,7 +204,6 @@ impl<L: Lanes> Core<L> {
                 entry.dirty = true;
             }
         }
-        finished
     }
 
     /// Tells every peer its part of our receive budgets, if it has changed. The records go out with the next pump.

@@ -12,3 +12,4 @@ mod sim;
 mod soft;
 #[cfg(target_os = "linux")]
 mod verbs;
+mod wall;

@@ -2,21 +2,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use planespray::embedded::{Embedded, EmbeddedConfig};
 use planespray::lanes::{Control, charge};
 use planespray::soft::{Fault, Udp, UdpConfig, UdpPort};
-use planespray::time::{Span, Time};
+use planespray::time::Span;
 
 use crate::cases::traffic::{self, Load, traffic};
-use crate::rig::{Abilities, Pass, Rig};
+use crate::rig::{Abilities, Rig};
+use crate::wall::wall_clock;
 
 type Soft = Rig<Embedded<Udp>>;
-
-/// Rounds without a completion after which a little sleep is due.
-const SPIN: u32 = 64;
-const NAP: Duration = Duration::from_micros(50);
 
 /// Loopback addresses that no other test uses.
 fn fresh() -> IpAddr {
@@ -58,22 +54,7 @@ fn over(planes: usize, v6: bool, seed: u64, configure: impl Fn(&mut UdpConfig)) 
         atomics: true,
         exact_errors: true,
     };
-    let start = Instant::now();
-    let mut idle = 0;
-    let clock = move |pass| {
-        let now = || Time::ZERO + Span::from(start.elapsed());
-        match pass {
-            Pass::Busy => idle = 0,
-            Pass::Idle { .. } => idle += 1,
-        }
-        if let Pass::Idle { wake } = pass
-            && idle > SPIN
-        {
-            std::thread::sleep(NAP.min(wake.since(now()).into()));
-        }
-        now()
-    };
-    Rig::new(ends, can, seed, clock)
+    Rig::new(ends, can, seed, wall_clock())
 }
 
 fn v4() -> Soft {

@@ -1,20 +1,15 @@
 //! The verbs backend over the mock libibverbs, in real time.
 
-use std::time::{Duration, Instant};
-
-use planespray::time::{Span, Time};
+use planespray::time::Span;
 use planespray::verbs::{Budget, GidChoice, VerbsConfig, VerbsLanes, VerbsPort};
 
-use crate::rig::{Abilities, Pass, Rig};
+use crate::rig::{Abilities, Rig};
+use crate::wall::wall_clock;
 
 #[path = "../support/mock.rs"]
 mod mock;
 
 type Verbs = Rig<VerbsLanes>;
-
-/// Rounds without a completion after which a little sleep is due.
-const SPIN: u32 = 64;
-const NAP: Duration = Duration::from_micros(50);
 
 /// Two hosts with a port on each of two planes.
 fn over(v6: bool, seed: u64, configure: impl Fn(&mut VerbsConfig)) -> Verbs {
@@ -49,22 +44,7 @@ fn over(v6: bool, seed: u64, configure: impl Fn(&mut VerbsConfig)) -> Verbs {
         atomics: true,
         exact_errors: true,
     };
-    let start = Instant::now();
-    let mut idle = 0;
-    let clock = move |pass| {
-        let now = || Time::ZERO + Span::from(start.elapsed());
-        match pass {
-            Pass::Busy => idle = 0,
-            Pass::Idle { .. } => idle += 1,
-        }
-        if let Pass::Idle { wake } = pass
-            && idle > SPIN
-        {
-            std::thread::sleep(NAP.min(wake.since(now()).into()));
-        }
-        now()
-    };
-    Rig::new(ends, can, seed, clock)
+    Rig::new(ends, can, seed, wall_clock())
 }
 
 /// `ibv_wr_*`, extended completion queues with timestamps, IPv4.

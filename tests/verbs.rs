@@ -34,7 +34,7 @@ fn port(device: &str) -> VerbsPort {
 fn config(device: &str) -> VerbsConfig {
     let mut config = VerbsConfig::new(vec![port(device)], 7);
     config.budget = Budget::new(64);
-    config.retry = Retry::new(8, 2, 2, 10).expect("in range");
+    config.retry = Some(Retry::new(8, 2, 2, 10).expect("in range"));
     config
 }
 

@@ -85,7 +85,7 @@ impl Immediate {
 pub(super) struct Chunk {
     /// Its message; while free, the next free chunk.
     pub(super) message: u32,
-    /// Its first unit, and [`LIMBO`].
+    /// Its first unit, [`LIMBO`] and [`REFUSED`].
     first: u32,
     /// Its length.
     pub(super) bytes: u32,
@@ -97,16 +97,23 @@ pub(super) struct Chunk {
 
 /// Set in a chunk that its lane lost and of which nobody knows yet whether it arrived.
 const LIMBO: u32 = 1 << 31;
+/// Set in a chunk that the peer's end once found malformed.
+const REFUSED: u32 = 1 << 30;
 
 impl Chunk {
     /// Its first unit.
     pub(super) fn first(&self) -> u32 {
-        self.first & !LIMBO
+        self.first & !(LIMBO | REFUSED)
     }
 
     /// True if its lane lost it.
     pub(super) fn is_lost(&self) -> bool {
         self.first & LIMBO != 0
+    }
+
+    /// True if the peer's end once found it malformed.
+    pub(super) fn was_refused(&self) -> bool {
+        self.first & REFUSED != 0
     }
 }
 
@@ -166,6 +173,13 @@ impl ChunkTable {
         }
         self.chunks[id as u32 as usize].first |= LIMBO;
         Some(chunk)
+    }
+
+    /// Notes that the peer's end found a chunk malformed.
+    pub(super) fn refuse(&mut self, id: u64) {
+        if self.get(id).is_some() {
+            self.chunks[id as u32 as usize].first |= REFUSED;
+        }
     }
 
     /// Ids of the chunks on a lane. Off the hot path.

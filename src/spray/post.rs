@@ -315,9 +315,9 @@ impl Session {
         }
         if self.replayed_last {
             // It counts among those in flight until it has found a lane.
-            let (c, first) = (m.class.index(), chunk.first());
+            let c = m.class.index();
             if let Some(message) = self.outgoing.key(chunk.message) {
-                self.classes[c].replay.push_front(Replay { message, first, bytes: chunk.bytes });
+                self.classes[c].replay.push_front(Replay::of(&chunk, message));
             }
             return;
         }

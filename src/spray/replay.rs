@@ -1,6 +1,6 @@
 //! Chunks whose lane was lost: in limbo until the peer has told what arrived, then done or posted again.
 
-use super::chunk::{COUNTS, Immediate, code_of, units};
+use super::chunk::{COUNTS, Chunk, Immediate, code_of, units};
 use super::failure::Failure;
 use super::intake::{CHUNK, CONTROL};
 use super::lane::ClassState;
@@ -20,9 +20,17 @@ pub(super) struct Replay {
     /// Its first unit.
     pub(super) first: u32,
     pub(super) bytes: u32,
+    /// The peer's end found it malformed.
+    pub(super) refused: bool,
 }
 
-/// True if the request itself was at fault: another lane would refuse it too.
+impl Replay {
+    pub(super) fn of(chunk: &Chunk, message: Key) -> Replay {
+        Replay { message, first: chunk.first(), bytes: chunk.bytes, refused: chunk.was_refused() }
+    }
+}
+
+/// True if one end refused the request, and the lane is not to blame.
 pub(super) fn is_own_fault(status: Status) -> bool {
     matches!(
         status,
@@ -53,7 +61,12 @@ impl Session {
                 self.finish_sent(chunk.message);
             }
         }
-        if is_own_fault(c.status) {
+        // A queue pair that lost count finds requests malformed that are not; another one's word is believed.
+        let malformed = c.status == Status::RemoteInvalidRequest;
+        if malformed {
+            self.chunks.refuse(c.id);
+        }
+        if is_own_fault(c.status) && (!malformed || chunk.was_refused()) {
             self.fail_send(chunk.message, Failure::Lane { lane: c.lane, status: c.status });
         }
     }
@@ -72,7 +85,7 @@ impl Session {
             match m {
                 Some((_, Stage::Failing(_))) => self.one_less(chunk.message),
                 Some((c, _)) => {
-                    let replay = Replay { message: key, first: chunk.first(), bytes: chunk.bytes };
+                    let replay = Replay::of(&chunk, key);
                     self.classes[c].replay.push_back(replay);
                 }
                 None => {}
@@ -130,7 +143,7 @@ impl Session {
 
     /// The next chunk to be posted again.
     pub(super) fn next_replay(&mut self, c: usize) -> Option<Post> {
-        let &Replay { message, first, bytes } = self.classes[c].replay.front()?;
+        let &Replay { message, first, bytes, refused } = self.classes[c].replay.front()?;
         let Some(m) = self.outgoing.get_mut(message) else {
             self.classes[c].replay.pop_front();
             return None;
@@ -140,7 +153,11 @@ impl Session {
         self.classes[c].replay.pop_front();
         self.counts.replayed += 1;
         self.replayed_last = true;
-        self.carry(message.index, first, bytes, pick)
+        let post = self.carry(message.index, first, bytes, pick)?;
+        if let (true, Post::Work(_, wr)) = (refused, &post) {
+            self.chunks.refuse(wr.id);
+        }
+        Some(post)
     }
 
     /// A data lane for a chunk of class `c`.

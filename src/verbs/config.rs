@@ -36,8 +36,8 @@ pub struct VerbsPort {
 pub struct VerbsConfig {
     /// The ports, 1 to [`crate::lanes::MAX_PORTS`] of them; `PortId` is the index.
     pub ports: Vec<VerbsPort>,
-    /// When a lane gives up.
-    pub retry: Retry,
+    /// When a lane gives up; `None` as [`Retry::of`] the first device's driver.
+    pub retry: Option<Retry>,
     /// Requests of at most this many bytes are copied into the queue, where the device has room for it.
     pub inline: u32,
     /// Use `ibv_wr_*` where offered.
@@ -62,7 +62,7 @@ impl VerbsConfig {
     pub fn new(ports: Vec<VerbsPort>, seed: u64) -> VerbsConfig {
         VerbsConfig {
             ports,
-            retry: Retry::default(),
+            retry: None,
             inline: 220,
             batched: true,
             timestamps: true,

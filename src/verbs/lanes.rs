@@ -21,7 +21,7 @@ use super::events::{AsyncEvent, AsyncEvents};
 use super::lane::{Lane, LaneParts, entries};
 use super::memory::Memory;
 use super::port::{GidKind, LinkLayer, PortState};
-use super::qp::{Peer, Qp, QpSpec, Transport};
+use super::qp::{Peer, Qp, QpSpec, Retry, Transport};
 use crate::class::Ecn;
 use crate::lanes::{
     Caps, Completion, Control, DeviceRefusal, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes,
@@ -65,6 +65,7 @@ pub struct VerbsLanes {
     asked_events: Time,
     ask_events: bool,
     first_queue: usize,
+    retry: Retry,
 }
 
 /// A port: what the seam does not need to know of it.
@@ -155,6 +156,7 @@ impl VerbsLanes {
             asked_events: Time::ZERO,
             ask_events: true,
             first_queue: 0,
+            retry: config.retry.unwrap_or_else(|| Retry::of(driver.as_deref())),
             config,
         })
     }

@@ -56,6 +56,15 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// What fits devices of a driver. Software (`rxe`, `siw`) answers when its host's processors have time, and what it
+    /// sends again without need takes more of it: it waits a second where a NIC waits 67 ms.
+    pub fn of(driver: Option<&str>) -> Retry {
+        match driver {
+            Some("rxe" | "siw") => Retry { timeout: 18, ..Retry::default() },
+            _ => Retry::default(),
+        }
+    }
+
     /// - `timeout`: 1..=31; an acknowledgement is waited for 4.096 us times two to this power, at least.
     /// - `retries`: 0..=6 repetitions.
     /// - `rnr_retries`: 1..=6 repetitions where the peer has no receive.
@@ -485,6 +494,8 @@ mod tests {
             let refused = Retry::new(t, r, n, m);
             assert!(matches!(refused, Err(VerbsError::Invalid { .. })), "{t} {r} {n} {m}: {refused:?}");
         }
+        assert_eq!(Retry::of(Some("rxe")), Retry::new(18, 3, 6, 18).expect("in range"));
+        assert_eq!(Retry::of(Some("mlx5")), Retry::default());
         assert_eq!(Retry::default().gives_up_after_ns(), 16 * (4096 << 14));
     }
 }

@@ -57,8 +57,17 @@ impl Mock {
         let dir = tempfile::tempdir().expect("a directory");
         let copy = dir.path().join("libmock_verbs.so");
         std::fs::copy(path(), &copy).expect("copied");
-        let library = Library::load(Some(&copy)).expect("the copy loads");
-        let name = CString::new(copy.to_str().expect("UTF-8")).expect("no zero byte");
+        Mock::at(&copy, dir)
+    }
+
+    /// The mock that this process's fabrics load by its path.
+    pub(crate) fn of_process() -> Mock {
+        Mock::at(path(), tempfile::tempdir().expect("a directory"))
+    }
+
+    fn at(file: &Path, dir: tempfile::TempDir) -> Mock {
+        let library = Library::load(Some(file)).expect("the mock loads");
+        let name = CString::new(file.to_str().expect("UTF-8")).expect("no zero byte");
         // SAFETY: loaded already; this is another handle to it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         assert!(!handle.is_null());

@@ -29,7 +29,7 @@ fn config(host: usize, planes: u16, gid: u32, seed: u64) -> VerbsConfig {
         rail: 0,
         plane,
     });
-    VerbsConfig { retry: retry(), ..VerbsConfig::new(ports.collect(), seed + host as u64) }
+    VerbsConfig { retry: Some(retry()), ..VerbsConfig::new(ports.collect(), seed + host as u64) }
 }
 
 /// Two ends with a port on each of `planes` planes, at GID index `gid`; `configure` may change the rest.

@@ -152,7 +152,7 @@ impl Control for VerbsLanes {
             return Err(LaneError::Invalid { what: "address family" });
         }
         let mtu = info.mtu.min(peer.mtu);
-        let retry = self.config.retry;
+        let retry = self.retry;
         let mut index = self.links[at].sgid_index;
         loop {
             let route = self.route(&spec, &self.links[at], peer.addr);

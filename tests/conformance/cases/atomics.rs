@@ -106,6 +106,8 @@ pub(crate) fn misaligned<L: Lanes>(rig: &mut Rig<L>) {
     for op in [Op::FetchAdd(1), Op::CompareSwap(0, 1)] {
         let yard = rig.yard(Shape::default(), 4096);
         let [here, there] = yard.pair.lane;
+        // Where devices have no event for it, that this is flushed tells the responder that its lane has ended.
+        rig.receive(1, there, None);
         let id = rig.post(0, here, op, yard.near.at(0, 8), yard.there(4));
         let remote = [Status::RemoteInvalidRequest, Status::RemoteAccess];
         // A driver that refuses it itself tells the peer nothing.

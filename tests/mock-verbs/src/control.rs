@@ -22,6 +22,10 @@ pub(crate) struct Control {
     pub(crate) mtu_code: Option<u32>,
     pub(crate) link_layer: Option<u8>,
     pub(crate) gid_shift: u32,
+    /// So many more WRITEs are spoilt, and found malformed by the peer.
+    pub(crate) malformed: u32,
+    /// Some were.
+    pub(crate) spoilt: bool,
     /// The flags of the last registration.
     pub(crate) last_access: u32,
     /// Registrations that fail, and how.
@@ -73,7 +77,7 @@ impl Control {
 ///
 /// Errors: `list`, `open`, `create`, `dereg` (error numbers). Switches: `no_devices`, `no_timestamps`, `no_inline`,
 /// `empty_post` (for contexts opened from now on), `dmabuf`, `cut`. Values: `cqe` (what completion queues hold,
-/// whatever is asked for), `mtu` (code), `link_layer`, `gid_shift`.
+/// whatever is asked for), `mtu` (code), `link_layer`, `gid_shift`, `malformed` (how many of the next WRITEs the peer finds so).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mock_set(name: *const c_char, value: i64) -> c_int {
     // SAFETY: the test's text.
@@ -88,6 +92,10 @@ unsafe extern "C" fn mock_set(name: *const c_char, value: i64) -> c_int {
         "cqe" => c.cqe = errno,
         "mtu" => c.mtu_code = errno.map(|v| v as u32),
         "link_layer" => c.link_layer = errno.map(|v| v as u8),
+        "malformed" => {
+            c.malformed = errno.unwrap_or(0) as u32;
+            c.spoilt |= c.malformed > 0;
+        }
         "gid_shift" => c.gid_shift = errno.unwrap_or(0) as u32,
         "no_devices" => c.no_devices = value > 0,
         "no_timestamps" => c.no_timestamps = value > 0,

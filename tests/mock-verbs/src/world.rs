@@ -232,6 +232,9 @@ impl World {
         let q = unsafe { &mut *qp };
         let receive = matches!(cqe.what, CqeKind::Receive | CqeKind::ReceiveWriteImm);
         let mut status = wc_status(cqe.status);
+        if self.control.spoilt && status == IBV_WC_REM_ACCESS_ERR {
+            status = IBV_WC_REM_INV_REQ_ERR;
+        }
         if q.poisoned && status == IBV_WC_SUCCESS {
             status = IBV_WC_WR_FLUSH_ERR;
         }

@@ -33,6 +33,12 @@ unsafe fn inline(q: &mut MockQp, addr: *const u8, len: usize) -> Option<Sge> {
 
 /// Takes a request; in ERR it is flushed at once.
 fn take(w: &mut World, q: &MockQp, wr: &SendWr) -> Result<(), c_int> {
+    let mut wr = *wr;
+    if w.control.malformed > 0 && matches!(wr.op, SendOp::Write | SendOp::WriteImm(_)) {
+        w.control.malformed -= 1;
+        wr.remote.rkey = !wr.remote.rkey;
+    }
+    let wr = &wr;
     let engine = &mut w.devices[q.device].engine;
     if engine.state(q.qpn) == Some(QpState::Err) {
         let entry = Entry {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::budget::Budget;
 use super::qp::Retry;
+use crate::time::Span;
 
 /// Which entry of a port's GID table to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +50,9 @@ pub struct VerbsConfig {
     /// Give each domain a protection domain of its own: keys of one are useless to the peers of another. Memory is
     /// then registered, and counted as locked, once for each domain.
     pub isolate: bool,
+    /// How long polls must have found nothing before the queues are armed, so that somebody can sleep. Shorter, and a sleeper
+    /// sleeps sooner; longer, and a busy one is spared the calls.
+    pub rest: Span,
     /// Most lanes at once, 1..=65,535.
     pub max_lanes: usize,
     /// Counts queue pairs.
@@ -68,6 +72,7 @@ impl VerbsConfig {
             timestamps: true,
             relaxed_ordering: false,
             isolate: false,
+            rest: Span::from_micros(20),
             max_lanes: 4095,
             budget: Budget::process(),
             seed,

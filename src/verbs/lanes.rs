@@ -32,13 +32,11 @@ use crate::time::{Span, Time};
 
 /// Entries of a completion queue that lanes share.
 const SHARED_ENTRIES: u32 = 8192;
-/// So many polls in a row without completion, or so long: then the queues are armed, so that somebody can sleep.
-const IDLE_POLLS: u32 = 8;
-const IDLE_FOR: Span = Span::from_micros(20);
-/// How long after a completion its wake-up may come, if one comes at all.
+/// How long after a completion its wake-up may come, if one comes at all; and how often one that nobody waits for is looked
+/// for, which takes a system call.
 const WAKE_FOR: Span = Span::from_micros(200);
-/// How often a device is asked for events, which takes a system call.
-const EVENTS_EVERY: Span = Span::from_micros(200);
+/// How often a device is asked for events by who does not sleep, which takes a system call.
+const EVENTS_EVERY: Span = Span::from_millis(1);
 /// Bytes of a burst: what one work request carries at little more cost than a packet.
 const BURST: u32 = 65_536;
 /// UDP port of RoCEv2.
@@ -59,9 +57,10 @@ pub struct VerbsLanes {
     backlog: VecDeque<Completion>,
     events: VecDeque<LaneEvent>,
     rng: fastrand::Rng,
-    /// Since when nothing has completed, in polls and in time.
-    idle_polls: u32,
+    /// Since when nothing has completed.
     idle_since: Time,
+    /// When wake-ups were last looked for.
+    looked: Time,
     asked_events: Time,
     ask_events: bool,
     first_queue: usize,
@@ -151,8 +150,8 @@ impl VerbsLanes {
             backlog: VecDeque::with_capacity(1024),
             events: VecDeque::with_capacity(256),
             rng: fastrand::Rng::with_seed(config.seed),
-            idle_polls: 0,
             idle_since: Time::ZERO,
+            looked: Time::ZERO,
             asked_events: Time::ZERO,
             ask_events: true,
             first_queue: 0,
@@ -274,15 +273,17 @@ impl VerbsLanes {
     /// Arms the queues once nothing has come for a while, and takes the wake-ups that came of it.
     fn rest(&mut self, now: Time, found: usize) -> bool {
         if found > 0 {
-            (self.idle_polls, self.idle_since) = (0, now);
-        } else {
-            self.idle_polls = self.idle_polls.saturating_add(1);
+            self.idle_since = now;
         }
-        let idle = self.idle_polls >= IDLE_POLLS || now.since(self.idle_since) >= IDLE_FOR;
+        let idle = now.since(self.idle_since) >= self.config.rest;
+        let look = now.since(self.looked) >= WAKE_FOR;
+        if look {
+            self.looked = now;
+        }
         let mut armed = false;
         for dev in &mut self.devices {
             // A wake-up that nobody waits for any more may still come: that is looked for now and then.
-            if dev.armed && (dev.wake_due || self.idle_polls.is_multiple_of(IDLE_POLLS)) {
+            if dev.armed && (dev.wake_due || look) {
                 if dev.channel.take() > 0 {
                     (dev.armed, dev.wake_due) = (false, false);
                 } else if now.since(self.idle_since) >= WAKE_FOR {
@@ -530,7 +531,7 @@ impl Lanes for VerbsLanes {
             // What came before the queues were armed does not wake anybody.
             n += self.take_completions(now, &mut out[n..]);
             if n > 0 {
-                (self.idle_polls, self.idle_since) = (0, now);
+                self.idle_since = now;
             }
         }
         self.end_broken();
@@ -546,7 +547,7 @@ impl Lanes for VerbsLanes {
         }
         // Nobody may sleep before the queues are armed.
         let awake = self.devices.iter().any(|d| !d.cqs.is_empty() && (!d.armed || d.wake_due));
-        awake.then_some(self.idle_since + IDLE_FOR)
+        awake.then_some(self.idle_since + self.config.rest)
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -13,15 +13,15 @@ use planespray::lanes::{
     WorkRequest,
 };
 use planespray::mem::Region;
-use planespray::time::Time;
+use planespray::time::{Span, Time};
 use planespray::verbs::VerbsLanes;
 
 use crate::rig::{ALL, HOME};
 use crate::rxe::ends;
 
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 const LEN: u32 = 64 << 10;
-const WRITES: usize = 200;
+const WRITES: usize = 300;
 /// As many as perftest has outstanding.
 const DEPTH: u16 = 128;
 const PINGS: usize = 200;
@@ -38,8 +38,9 @@ struct Side {
     start: Instant,
 }
 
-fn sides() -> [Side; 2] {
-    let mut sides = ends(1, 1, |_| {}).map(|mut lanes| {
+/// Two ends that are ready to sleep once nothing has come for `rest`.
+fn sides(rest: Span) -> [Side; 2] {
+    let mut sides = ends(1, 1, |config| config.rest = rest).map(|mut lanes| {
         let region = Region::alloc(LEN as usize).expect("memory");
         let mr = lanes.register(&region).expect("a registration");
         let window = lanes.open_window(HOME, mr, 0, u64::from(LEN), ALL).expect("a window");
@@ -98,14 +99,12 @@ impl Side {
             }
             let now = self.now();
             let due = self.lanes.next_timeout().map_or(100_000_000, |at| at.since(now).as_nanos().min(100_000_000));
-            // Not armed for sleep yet: let the other side and the device run.
-            if due < 1_000_000 {
-                thread::yield_now();
+            if due == 0 {
                 continue;
             }
             let fds = self.lanes.wait_fds();
             let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-            poll(&mut fds, PollTimeout::from((due / 1_000_000) as u8)).expect("poll");
+            poll(&mut fds, PollTimeout::from(due.div_ceil(1_000_000) as u8)).expect("poll");
         }
     }
 }
@@ -125,7 +124,7 @@ fn blank() -> [Completion; 32] {
 
 /// WRITEs of 64 KiB, polling as perftest does; Gb/s.
 fn our_bandwidth() -> f64 {
-    let [mut a, b] = sides();
+    let [mut a, b] = sides(Span::from_micros(20));
     let remote = Remote { addr: b.window.addr, rkey: b.window.keys[0] };
     let (mut posted, mut done, mut out) = (0, 0, blank());
     let start = Instant::now();
@@ -142,10 +141,10 @@ fn our_bandwidth() -> f64 {
     (WRITES * LEN as usize * 8) as f64 / start.elapsed().as_nanos() as f64
 }
 
-/// SENDs of 8 bytes to and fro between two threads that sleep once their queues are armed, about 20 us after the last
-/// completion, and yield before that; the median of half a round trip in us.
+/// SENDs of 8 bytes to and fro between two threads that sleep for every one of them, as perftest does with `-e`; the median
+/// of half a round trip in us.
 fn our_latency() -> f64 {
-    let [mut a, mut b] = sides();
+    let [mut a, mut b] = sides(Span::ZERO);
     a.receive();
     b.receive();
     let echo = thread::spawn(move || {

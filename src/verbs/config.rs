@@ -51,8 +51,9 @@ pub struct VerbsConfig {
     /// then registered, and counted as locked, once for each domain.
     pub isolate: bool,
     /// How long polls must have found nothing before the queues are armed, so that somebody can sleep. Shorter, and a sleeper
-    /// sleeps sooner; longer, and a busy one is spared the calls.
-    pub rest: Span,
+    /// sleeps sooner; longer, and a busy one is spared the calls. `None`: 20 us for NICs, nothing for devices of software, which
+    /// need the processor themselves.
+    pub rest: Option<Span>,
     /// Most lanes at once, 1..=65,535.
     pub max_lanes: usize,
     /// Counts queue pairs.
@@ -72,7 +73,7 @@ impl VerbsConfig {
             timestamps: true,
             relaxed_ordering: false,
             isolate: false,
-            rest: Span::from_micros(20),
+            rest: None,
             max_lanes: 4095,
             budget: Budget::process(),
             seed,

@@ -48,11 +48,11 @@ impl CompletionChannel {
         unsafe { BorrowedFd::borrow_raw((*self.0.ptr.as_ptr()).fd) }
     }
 
-    /// Takes all wake-ups, so that the descriptor is quiet again. Returns how many there were.
-    pub fn take(&self) -> usize {
+    /// Takes up to `most` wake-ups, a system call each and one more if there are fewer. Each queue that was armed wakes once; when
+    /// all are taken the descriptor is quiet again. Returns how many there were.
+    pub fn take(&self, most: usize) -> usize {
         let f = &self.0.context.library.f;
-        let mut taken = 0;
-        loop {
+        for taken in 0..most {
             let (mut cq, mut owner) = (std::ptr::null_mut(), std::ptr::null_mut());
             // SAFETY: a live channel; the descriptor does not block.
             if unsafe { (f.get_cq_event)(self.0.ptr.as_ptr(), &mut cq, &mut owner) } != 0 {
@@ -60,8 +60,8 @@ impl CompletionChannel {
             }
             // SAFETY: a queue is not destroyed before its wake-ups are acknowledged.
             unsafe { (f.ack_cq_events)(cq, 1) };
-            taken += 1;
         }
+        most
     }
 }
 

@@ -30,6 +30,11 @@ pub fn driver_of(sysfs: &Path) -> Option<String> {
     sysfs.join("parent").exists().then(|| "rxe".into())
 }
 
+/// True if the host's own processors are the device.
+pub(super) fn is_software(driver: Option<&str>) -> bool {
+    matches!(driver, Some("rxe" | "siw"))
+}
+
 /// What the backend calls itself over a device of this driver.
 pub(super) fn backend_name(driver: Option<&str>) -> &'static str {
     match driver {

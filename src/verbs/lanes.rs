@@ -15,7 +15,7 @@ use super::config::{GidChoice, VerbsConfig, VerbsPort};
 use super::cq::{CompletionChannel, Cq};
 use super::device::{Context, devices};
 use super::dl::Library;
-use super::driver::{backend_name, driver_of};
+use super::driver::{backend_name, driver_of, is_software};
 use super::error::VerbsError;
 use super::events::{AsyncEvent, AsyncEvents};
 use super::lane::{Lane, LaneParts, entries};
@@ -32,6 +32,8 @@ use crate::time::{Span, Time};
 
 /// Entries of a completion queue that lanes share.
 const SHARED_ENTRIES: u32 = 8192;
+/// How long polls find nothing before the queues are armed.
+const REST_AFTER: Span = Span::from_micros(20);
 /// How long after a completion its wake-up may come, if one comes at all; and how often one that nobody waits for is looked
 /// for, which takes a system call.
 const WAKE_FOR: Span = Span::from_micros(200);
@@ -65,6 +67,7 @@ pub struct VerbsLanes {
     ask_events: bool,
     first_queue: usize,
     retry: Retry,
+    rest_after: Span,
 }
 
 /// A port: what the seam does not need to know of it.
@@ -156,6 +159,7 @@ impl VerbsLanes {
             ask_events: true,
             first_queue: 0,
             retry: config.retry.unwrap_or_else(|| Retry::of(driver.as_deref())),
+            rest_after: config.rest.unwrap_or(if is_software(driver.as_deref()) { Span::ZERO } else { REST_AFTER }),
             config,
         })
     }
@@ -275,7 +279,7 @@ impl VerbsLanes {
         if found > 0 {
             self.idle_since = now;
         }
-        let idle = now.since(self.idle_since) >= self.config.rest;
+        let idle = now.since(self.idle_since) >= self.rest_after;
         let look = now.since(self.looked) >= WAKE_FOR;
         if look {
             self.looked = now;
@@ -284,7 +288,7 @@ impl VerbsLanes {
         for dev in &mut self.devices {
             // A wake-up that nobody waits for any more may still come: that is looked for now and then.
             if dev.armed && (dev.wake_due || look) {
-                if dev.channel.take() > 0 {
+                if dev.channel.take(dev.cqs.len()) > 0 {
                     (dev.armed, dev.wake_due) = (false, false);
                 } else if now.since(self.idle_since) >= WAKE_FOR {
                     dev.wake_due = false;
@@ -547,7 +551,7 @@ impl Lanes for VerbsLanes {
         }
         // Nobody may sleep before the queues are armed.
         let awake = self.devices.iter().any(|d| !d.cqs.is_empty() && (!d.armed || d.wake_due));
-        awake.then_some(self.idle_since + self.config.rest)
+        awake.then_some(self.idle_since + self.rest_after)
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {

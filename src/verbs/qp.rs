@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::ah::{Ah, Route};
 use super::batch::{Batch, Local, SendRequest};
 use super::cq::{Cq, CqInner};
+use super::driver::is_software;
 use super::error::VerbsError;
 use super::pd::Pd;
 use super::port::mtu_code;
@@ -56,13 +57,11 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// What fits devices of a driver. Software (`rxe`, `siw`) answers when its host's processors have time, and what it
+    /// What fits devices of a driver. One of software (`rxe`, `siw`) answers when its host's processors have time, and what it
     /// sends again without need takes more of it: it waits a second where a NIC waits 67 ms.
     pub fn of(driver: Option<&str>) -> Retry {
-        match driver {
-            Some("rxe" | "siw") => Retry { timeout: 18, ..Retry::default() },
-            _ => Retry::default(),
-        }
+        let timeout = if is_software(driver) { 18 } else { Retry::default().timeout };
+        Retry { timeout, ..Retry::default() }
     }
 
     /// - `timeout`: 1..=31; an acknowledgement is waited for 4.096 us times two to this power, at least.

@@ -1,4 +1,5 @@
-//! Speed beside perftest on the same devices, in turns. An emulated machine: ratios only.
+//! Speed beside perftest on the same devices, in turns, where time is the number of instructions (`rxe-vm -i`): the figures are
+//! the same on a busy machine. They say how much work there is, on an emulated machine: ratios only.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -19,11 +20,12 @@ use planespray::verbs::VerbsLanes;
 use crate::rig::{ALL, HOME};
 use crate::rxe::ends;
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 const LEN: u32 = 64 << 10;
 const WRITES: usize = 300;
-/// As many as perftest has outstanding.
-const DEPTH: u16 = 128;
+/// Writes that lanes have outstanding. perftest has 128: with more than 8, rdma_rxe keeps so many packets in flight that their
+/// memory is taken from the kernel and cleared anew, which costs a tenth.
+const DEPTH: u16 = 8;
 const PINGS: usize = 200;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// TCP port by which perftest's two sides find each other.
@@ -216,7 +218,6 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-/// The gate is 0.95; a shared, emulated machine is not the place to insist on it, so half of it is the floor.
 #[test]
 fn write_bandwidth() {
     let ratio = median(
@@ -230,10 +231,9 @@ fn write_bandwidth() {
             .collect(),
     );
     println!("median ratio {ratio:.2}");
-    assert!(ratio > 0.45, "{ratio}");
+    assert!(ratio >= 0.95, "{ratio}");
 }
 
-/// The gate is 1.1, the floor twice that.
 #[test]
 fn event_driven_latency() {
     let ratio = median(
@@ -247,5 +247,5 @@ fn event_driven_latency() {
             .collect(),
     );
     println!("median ratio {ratio:.2}");
-    assert!(ratio < 2.2, "{ratio}");
+    assert!(ratio <= 1.1, "{ratio}");
 }

@@ -57,6 +57,7 @@ const ROOMS: &[Room] = &[
             "src/verbs/qp.rs",
             "src/verbs/events.rs",
             "src/verbs/check.rs",
+            "src/verbs/mlx5.rs",
         ],
     ),
     room("bootstrap", &["class", "lanes", "seq", "time", "topology"], &[]),

@@ -1,6 +1,7 @@
 //! How the backend is to be set up.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use super::budget::Budget;
 use super::qp::Retry;
@@ -49,6 +50,8 @@ pub struct VerbsConfig {
     /// Give each domain a protection domain of its own: keys of one are useless to the peers of another. Memory is
     /// then registered, and counted as locked, once for each domain.
     pub isolate: bool,
+    /// The libmlx5 to load where a device is one of mlx5; [`super::DEFAULT_MLX5`] if `None`.
+    pub mlx5: Option<PathBuf>,
     /// Most lanes at once, 1..=65,535.
     pub max_lanes: usize,
     /// Counts queue pairs.
@@ -68,6 +71,7 @@ impl VerbsConfig {
             timestamps: true,
             relaxed_ordering: false,
             isolate: false,
+            mlx5: None,
             max_lanes: 4095,
             budget: Budget::process(),
             seed,

@@ -81,6 +81,7 @@ const ROOMS: &[Room] = &[
         ],
         &["src/api/buffer.rs", "src/api/memory.rs"],
     ),
+    room("qualify", &["class", "mem", "root", "time", "topology", "verbs"], &[]),
 ];
 
 /// What the command may name of the library besides re-exports of its root.

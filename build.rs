@@ -15,6 +15,7 @@ mod regen {
         "ibv_cq_ex",
         "ibv_cq_init_attr_ex",
         "ibv_device_attr_ex",
+        "ibv_ece",
         "ibv_gid",
         "ibv_gid_entry",
         "ibv_gid_type",

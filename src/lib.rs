@@ -53,6 +53,8 @@ pub mod lanes;
 pub mod mem;
 pub mod path;
 pub mod policy;
+#[cfg(target_os = "linux")]
+pub mod qualify;
 pub mod roce;
 pub mod seq;
 pub mod sim;
@@ -73,4 +75,6 @@ pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};
 pub use engine::LogEntry;
 pub use lanes::WindowAccess;
+#[cfg(target_os = "linux")]
+pub use qualify::{Finding, Qualify, Verdict};
 pub use spray::{Cause, Failure, Health, PeerReason, Subject, Transition};

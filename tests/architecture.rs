@@ -57,6 +57,7 @@ const ROOMS: &[Room] = &[
             "src/verbs/qp.rs",
             "src/verbs/events.rs",
             "src/verbs/check.rs",
+            "src/verbs/mlx5.rs",
         ],
     ),
     room("bootstrap", &["class", "lanes", "seq", "time", "topology"], &[]),
@@ -80,6 +81,7 @@ const ROOMS: &[Room] = &[
         ],
         &["src/api/buffer.rs", "src/api/memory.rs"],
     ),
+    room("qualify", &["class", "mem", "root", "time", "topology", "verbs"], &[]),
 ];
 
 /// What the command may name of the library besides re-exports of its root.

@@ -23,7 +23,7 @@ use crate::soft::{Udp, UdpConfig};
 use crate::spray::SessionConfig;
 use crate::time::Span;
 use crate::topology::{ChosenPort, interface_speed};
-use crate::verbs::{GidChoice, VerbsConfig, VerbsLanes, VerbsPort};
+use crate::verbs::{GidChoice, MLX5_VARIABLE, VerbsConfig, VerbsLanes, VerbsPort};
 
 /// Packets of one burst: 15 of the MTU and the one with the immediate fit one `sendmsg`.
 const BURST_PACKETS: u32 = 15;
@@ -273,7 +273,7 @@ fn verbs(config: &FabricConfig, ports: &[ChosenPort]) -> Result<Backend, Error> 
             return Err(Error::Config { what });
         }
     }
-    let library = super::select::load()?;
+    let library = crate::verbs::Library::load_named()?;
     let port = |p: &ChosenPort| VerbsPort {
         device: p.device.clone(),
         port: p.port,
@@ -282,7 +282,8 @@ fn verbs(config: &FabricConfig, ports: &[ChosenPort]) -> Result<Backend, Error> 
         rail: p.place.rail,
         plane: p.place.plane,
     };
-    let verbs = VerbsConfig::new(ports.iter().map(port).collect(), random()?);
+    let mut verbs = VerbsConfig::new(ports.iter().map(port).collect(), random()?);
+    verbs.mlx5 = std::env::var_os(MLX5_VARIABLE).filter(|p| !p.is_empty()).map(Into::into);
     Ok(Backend::Verbs(Box::new(VerbsLanes::open(&library, verbs)?)))
 }
 

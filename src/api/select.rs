@@ -1,15 +1,14 @@
 //! Which engine a fabric runs, over what.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use super::config::{Engine, FabricConfig};
 use super::error::Error;
 use crate::lanes::MAX_PORTS;
 use crate::soft::interface_address;
 use crate::topology::{ChosenPort, HcaEntry, Library, Question, Reason, Survey, select as select_gid, survey};
-use crate::verbs::{self, LIBRARY_VARIABLE, VerbsError};
+use crate::verbs::{self, VerbsError};
 
 /// Another place than `/` to look for `sys`, `dev` and `proc`, for tests.
 const ROOT: &str = "PLANESPRAY_ROOT";
@@ -29,7 +28,7 @@ pub fn verbs_library() -> Library {
         VerbsError::LibraryAbsent { path, reason } => Library::Absent { seen: format!("{path}: {reason}") },
         other => Library::Absent { seen: other.to_string() },
     };
-    let library = match load() {
+    let library = match verbs::Library::load_named() {
         Ok(library) => library,
         Err(e) => return absent(e),
     };
@@ -39,12 +38,6 @@ pub fn verbs_library() -> Library {
         Err(VerbsError::NoKernelSupport { errno }) => Library::NoKernel { errno },
         Err(e) => absent(e),
     }
-}
-
-/// libibverbs, or the library that `PLANESPRAY_IBVERBS` names.
-pub(super) fn load() -> Result<Arc<verbs::Library>, VerbsError> {
-    let path = std::env::var_os(LIBRARY_VARIABLE).filter(|p| !p.is_empty());
-    verbs::Library::load(path.as_deref().map(Path::new))
 }
 
 pub(super) fn select(config: &FabricConfig) -> Result<Selected, Error> {

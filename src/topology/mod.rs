@@ -29,7 +29,7 @@ pub use gid::{Family, GidError, GidPolicy, PolicyError, Prefix, Selected, Unusab
 pub use hca::{DecidedBy, HCA_NCCL, HCA_OWN, HcaDecision, HcaEntry, HcaError, HcaList, decide};
 pub use host::{Host, Library, Memlock};
 pub use link::{MTUS, lane_mtu, roce_mtu, share, weights};
-pub use qualify::{Qualification, is_qualified};
+pub use qualify::{Qualification, RecordError, is_qualified, record};
 pub use reason::{NotTaken, Reason};
 pub use survey::{Question, Survey, SurveyError, survey};
 pub use sysfs::{

@@ -33,6 +33,11 @@ pub fn flow_label(entropy: u16) -> u32 {
     1 << 14 | (low ^ 1)
 }
 
+/// The UDP source port of a lane: one of the 16,384 that RoCEv2 has for it.
+pub fn source_port(entropy: u16) -> u16 {
+    0xc000 | entropy
+}
+
 impl Route {
     pub(super) fn attributes(&self) -> ibv_ah_attr {
         ibv_ah_attr {
@@ -105,7 +110,7 @@ mod tests {
             let label = flow_label(entropy);
             assert!(label != 0 && label <= 0xf_ffff);
             let port = 0xc000 | ((label & 0x3fff) ^ ((label & 0xf_c000) >> 14));
-            assert_eq!(port, 0xc000 | (u32::from(entropy) & 0x3fff), "entropy {entropy}");
+            assert_eq!(port, u32::from(source_port(entropy)), "entropy {entropy}");
         }
     }
 }

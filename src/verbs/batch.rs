@@ -63,14 +63,94 @@ enum Way {
     /// Written by the driver's own functions, straight into its queue.
     Extended { f: Functions, begun: bool },
     /// Kept here, and handed over as a chain.
-    Chain {
-        qp: NonNull<ibv_qp>,
-        post_send: PostSend,
-        depth: usize,
-        wrs: Vec<ibv_send_wr>,
-        sges: Vec<ibv_sge>,
-        inline: Vec<u8>,
-    },
+    Chain { qp: NonNull<ibv_qp>, post_send: PostSend, waiting: Chain, inline: Vec<u8> },
+}
+
+/// Requests, each linked to the next and to its piece of memory once and for all: a request that is added writes only
+/// what differs from the one that was there before.
+struct Chain {
+    first: NonNull<Link>,
+    depth: usize,
+    len: usize,
+}
+
+struct Link {
+    wr: ibv_send_wr,
+    sge: ibv_sge,
+}
+
+impl Chain {
+    /// Room for `depth` requests, at least one.
+    fn new(depth: usize) -> Chain {
+        // SAFETY: pointers and numbers may be zero.
+        let links: Vec<Link> = (0..depth.max(1)).map(|_| unsafe { std::mem::zeroed() }).collect();
+        let depth = links.len();
+        // From here on the links are reached by this pointer alone, as they point at each other.
+        let first = NonNull::from(Box::leak(links.into_boxed_slice())).cast::<Link>();
+        for i in 0..depth {
+            // SAFETY: inside the slice, and nobody else has it.
+            unsafe {
+                let link = first.as_ptr().add(i);
+                (*link).wr.sg_list = &raw mut (*link).sge;
+                if i + 1 < depth {
+                    (*link).wr.next = &raw mut (*link.add(1)).wr;
+                }
+            }
+        }
+        Chain { first, depth, len: 0 }
+    }
+
+    /// Adds a request, of which the caller writes what its operation needs; `None` if there is no room.
+    #[inline]
+    fn add(&mut self, id: u64, opcode: ibv_wr_opcode, inline: bool, sge: ibv_sge) -> Option<&mut ibv_send_wr> {
+        if self.len >= self.depth {
+            return None;
+        }
+        // SAFETY: inside the slice, which is ours; no other reference to it is alive.
+        unsafe {
+            let link = self.first.as_ptr().add(self.len);
+            self.len += 1;
+            (*link).sge = sge;
+            let wr = &mut (*link).wr;
+            wr.wr_id = id;
+            wr.num_sge = i32::from(sge.length > 0);
+            wr.opcode = opcode;
+            wr.send_flags = IBV_SEND_SIGNALED | if inline { IBV_SEND_INLINE } else { 0 };
+            Some(wr)
+        }
+    }
+
+    /// Hands all of them over, and is empty then.
+    #[inline]
+    fn ring(&mut self, qp: NonNull<ibv_qp>, post_send: PostSend) -> Result<(), Rejected> {
+        let n = std::mem::take(&mut self.len);
+        if n == 0 {
+            return Ok(());
+        }
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: a live queue pair, and a chain of `n` requests that the call copies; the last one ends it only for
+        // as long as the call takes.
+        let rc = unsafe {
+            let last = &raw mut (*self.first.as_ptr().add(n - 1)).wr.next;
+            let next = last.replace(std::ptr::null_mut());
+            let rc = post_send(qp.as_ptr(), &raw mut (*self.first.as_ptr()).wr, &mut bad);
+            last.write(next);
+            rc
+        };
+        if rc == 0 {
+            return Ok(());
+        }
+        let bad = bad.addr().wrapping_sub(self.first.addr().get()) / size_of::<Link>();
+        Err(Rejected { taken: if bad < n { bad as u32 } else { 0 }, errno: rc.abs() })
+    }
+}
+
+impl Drop for Chain {
+    fn drop(&mut self) {
+        let links = std::ptr::slice_from_raw_parts_mut(self.first.as_ptr(), self.depth);
+        // SAFETY: leaked by `new`, with this length.
+        drop(unsafe { Box::from_raw(links) });
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -130,16 +210,10 @@ impl Batch {
         let way = match extended.and_then(|e| unsafe { Functions::of(e) }) {
             Some(f) => Way::Extended { f, begun: false },
             None => {
-                let depth = depth as usize;
-                Way::Chain {
-                    qp,
-                    post_send,
-                    depth,
-                    wrs: Vec::with_capacity(depth),
-                    sges: Vec::with_capacity(depth),
-                    // Inline data is read at the doorbell, when its registration may be gone: it waits here.
-                    inline: vec![0; depth * inline as usize],
-                }
+                let waiting = Chain::new(depth as usize);
+                // Inline data is read at the doorbell, when its registration may be gone: it waits here.
+                let inline = vec![0; waiting.depth * inline as usize];
+                Way::Chain { qp, post_send, waiting, inline }
             }
         };
         Batch { way, inline }
@@ -206,13 +280,13 @@ impl Batch {
                 }
                 true
             }
-            Way::Chain { depth, wrs, sges, inline: room, .. } => {
-                if wrs.len() >= *depth {
+            Way::Chain { waiting, inline: room, .. } => {
+                if waiting.len >= waiting.depth {
                     return false;
                 }
                 if inline && let Some(l) = &request.local {
                     let width = self.inline as usize;
-                    let room = &mut room[wrs.len() * width..][..l.len as usize];
+                    let room = &mut room[waiting.len * width..][..l.len as usize];
                     let copied = l.mr.region().is_some_and(|r| {
                         let start = l.mr.addr() - r.as_ptr().addr() as u64;
                         r.read_at(start + l.offset, room).is_ok()
@@ -222,36 +296,24 @@ impl Batch {
                     }
                     sge.addr = room.as_ptr().expose_provenance() as u64;
                 }
-                let mut wr = empty(request.id);
-                wr.num_sge = i32::from(sge.length > 0);
-                wr.send_flags = IBV_SEND_SIGNALED | if inline { IBV_SEND_INLINE } else { 0 };
-                wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: addr, rkey };
-                wr.opcode = match request.op {
-                    SendOp::Send => IBV_WR_SEND,
-                    SendOp::SendImm(imm) => {
-                        wr.__bindgen_anon_1.imm_data = imm.to_be();
-                        IBV_WR_SEND_WITH_IMM
-                    }
-                    SendOp::Write => IBV_WR_RDMA_WRITE,
-                    SendOp::WriteImm(imm) => {
-                        wr.__bindgen_anon_1.imm_data = imm.to_be();
-                        IBV_WR_RDMA_WRITE_WITH_IMM
-                    }
-                    SendOp::Read => IBV_WR_RDMA_READ,
-                    SendOp::FetchAdd(_) => IBV_WR_ATOMIC_FETCH_AND_ADD,
-                    SendOp::CompareSwap(..) => IBV_WR_ATOMIC_CMP_AND_SWP,
+                let (opcode, imm, atomic) = match request.op {
+                    SendOp::Send => (IBV_WR_SEND, 0, None),
+                    SendOp::SendImm(imm) => (IBV_WR_SEND_WITH_IMM, imm, None),
+                    SendOp::Write => (IBV_WR_RDMA_WRITE, 0, None),
+                    SendOp::WriteImm(imm) => (IBV_WR_RDMA_WRITE_WITH_IMM, imm, None),
+                    SendOp::Read => (IBV_WR_RDMA_READ, 0, None),
+                    SendOp::FetchAdd(add) => (IBV_WR_ATOMIC_FETCH_AND_ADD, 0, Some((add, 0))),
+                    SendOp::CompareSwap(compare, swap) => (IBV_WR_ATOMIC_CMP_AND_SWP, 0, Some((compare, swap))),
                 };
-                let atomic = match request.op {
-                    SendOp::FetchAdd(add) => Some((add, 0)),
-                    SendOp::CompareSwap(compare, swap) => Some((compare, swap)),
-                    _ => None,
-                };
-                if let Some((compare_add, swap)) = atomic {
-                    wr.wr.atomic =
-                        ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr: addr, compare_add, swap, rkey };
+                let Some(wr) = waiting.add(request.id, opcode, inline, sge) else { return false };
+                wr.__bindgen_anon_1.imm_data = imm.to_be();
+                match atomic {
+                    None => wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: addr, rkey },
+                    Some((compare_add, swap)) => {
+                        wr.wr.atomic =
+                            ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr: addr, compare_add, swap, rkey };
+                    }
                 }
-                wrs.push(wr);
-                sges.push(sge);
                 true
             }
         }
@@ -261,17 +323,10 @@ impl Batch {
     pub(super) fn push_datagram(&mut self, id: u64, local: &Local<'_>, ah: *mut ibv_ah, qpn: u32, qkey: u32) -> bool {
         let Some(addr) = local.mr.check(local.offset, local.len) else { return false };
         // Queue pairs for datagrams are made without the extended form.
-        let Way::Chain { depth, wrs, sges, .. } = &mut self.way else { return false };
-        if wrs.len() >= *depth {
-            return false;
-        }
-        let mut wr = empty(id);
-        wr.num_sge = i32::from(local.len > 0);
-        wr.opcode = IBV_WR_SEND;
-        wr.send_flags = IBV_SEND_SIGNALED;
+        let Way::Chain { waiting, .. } = &mut self.way else { return false };
+        let sge = ibv_sge { addr, length: local.len, lkey: local.mr.lkey() };
+        let Some(wr) = waiting.add(id, IBV_WR_SEND, false, sge) else { return false };
         wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn: qpn, remote_qkey: qkey };
-        wrs.push(wr);
-        sges.push(ibv_sge { addr, length: local.len, lkey: local.mr.lkey() });
         true
     }
 
@@ -289,27 +344,7 @@ impl Batch {
                     errno => Err(Rejected { taken: 0, errno: errno.abs() }),
                 }
             }
-            Way::Chain { qp, post_send, wrs, sges, .. } => {
-                let n = wrs.len();
-                if n == 0 {
-                    return Ok(());
-                }
-                let base = wrs.as_mut_ptr();
-                for (i, (wr, sge)) in wrs.iter_mut().zip(sges.iter_mut()).enumerate() {
-                    wr.sg_list = sge;
-                    wr.next = if i + 1 < n { base.wrapping_add(i + 1) } else { std::ptr::null_mut() };
-                }
-                let mut bad = std::ptr::null_mut();
-                // SAFETY: a live queue pair, and a chain of requests that the call copies.
-                let rc = unsafe { post_send(qp.as_ptr(), base, &mut bad) };
-                wrs.clear();
-                sges.clear();
-                if rc == 0 {
-                    return Ok(());
-                }
-                let bad = (bad.addr().wrapping_sub(base.addr())) / size_of::<ibv_send_wr>();
-                Err(Rejected { taken: if bad < n { bad as u32 } else { 0 }, errno: rc.abs() })
-            }
+            Way::Chain { qp, post_send, waiting, .. } => waiting.ring(*qp, *post_send),
         }
     }
 
@@ -322,17 +357,64 @@ impl Batch {
                     unsafe { (f.abort)(f.qp.as_ptr()) };
                 }
             }
-            Way::Chain { wrs, sges, .. } => {
-                wrs.clear();
-                sges.clear();
-            }
+            Way::Chain { waiting, .. } => waiting.len = 0,
         }
     }
 }
 
-fn empty(id: u64) -> ibv_send_wr {
-    // SAFETY: pointers and numbers may be zero.
-    let mut wr: ibv_send_wr = unsafe { std::mem::MaybeUninit::zeroed().assume_init() };
-    wr.wr_id = id;
-    wr
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    thread_local! {
+        /// What the device was handed: id and first byte.
+        static HANDED: RefCell<Vec<(u64, u64)>> = const { RefCell::new(Vec::new()) };
+    }
+    /// A request that the device refuses.
+    const REFUSED: u64 = 99;
+
+    unsafe extern "C" fn post_send(_: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> i32 {
+        while !wr.is_null() {
+            // SAFETY: the chain's requests, each with a piece of memory.
+            unsafe {
+                if (*wr).wr_id == REFUSED {
+                    *bad = wr;
+                    return libc::ENOMEM;
+                }
+                HANDED.with_borrow_mut(|h| h.push(((*wr).wr_id, (*(*wr).sg_list).addr)));
+                wr = (*wr).next;
+            }
+        }
+        0
+    }
+
+    fn chain(chain: &mut Chain, ids: &[u64]) -> (Result<(), Rejected>, Vec<(u64, u64)>) {
+        for &id in ids {
+            let sge = ibv_sge { addr: id * 10, length: 1, lkey: 7 };
+            assert!(chain.add(id, IBV_WR_RDMA_WRITE, false, sge).is_some());
+        }
+        let result = chain.ring(NonNull::dangling(), post_send);
+        (result, HANDED.take())
+    }
+
+    #[test]
+    fn a_chain_ends_where_it_should_whatever_it_was_before() {
+        let mut c = Chain::new(3);
+        for ids in [&[1, 2, 3][..], &[4], &[5, 6], &[7, 8, 9], &[]] {
+            let handed = ids.iter().map(|&id| (id, id * 10)).collect();
+            assert_eq!(chain(&mut c, ids), (Ok(()), handed));
+        }
+        for _ in 0..3 {
+            assert!(c.add(1, IBV_WR_SEND, false, ibv_sge { addr: 0, length: 0, lkey: 0 }).is_some());
+        }
+        assert!(c.add(1, IBV_WR_SEND, false, ibv_sge { addr: 0, length: 0, lkey: 0 }).is_none(), "full");
+        c.len = 0;
+        for (at, ids) in [(0, [REFUSED, 1, 2]), (1, [1, REFUSED, 2]), (2, [1, 2, REFUSED])] {
+            let (result, handed) = chain(&mut c, &ids);
+            assert_eq!((result, handed.len()), (Err(Rejected { taken: at, errno: libc::ENOMEM }), at as usize));
+        }
+        assert_eq!(chain(&mut c, &[1, 2, 3]).1.len(), 3, "whole again");
+    }
 }

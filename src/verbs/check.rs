@@ -64,6 +64,7 @@ macro_rules! structures {
 }
 
 structures! {
+    ibv_ece { vendor_id, options, comp_mask }
     ibv_gid_entry { gid, gid_index, port_num, gid_type, ndev_ifindex }
     ibv_device_attr { fw_ver, node_guid, vendor_id, vendor_part_id, max_qp, max_qp_wr, max_cqe, max_mr, max_qp_rd_atom,
         max_qp_init_rd_atom, atomic_cap, phys_port_cnt }
@@ -133,6 +134,8 @@ functions! {
     get_async_event: ibv_get_async_event(_, _);
     ack_async_event: ibv_ack_async_event(_);
     qp_to_qp_ex: ibv_qp_to_qp_ex(_);
+    query_ece: ibv_query_ece(_, _);
+    query_qp_data_in_order: ibv_query_qp_data_in_order(_, _, _);
     reg_mr_iova2: ibv_reg_mr_iova2(_, _, _, _, _);
     reg_dmabuf_mr: ibv_reg_dmabuf_mr(_, _, _, _, _, _);
 }

@@ -1,6 +1,7 @@
 //! How the backend is to be set up.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use super::budget::Budget;
 use super::qp::Retry;
@@ -54,6 +55,8 @@ pub struct VerbsConfig {
     /// sleeps sooner; longer, and a busy one is spared the calls. `None`: 20 us for NICs, nothing for devices of software, which
     /// need the processor themselves.
     pub rest: Option<Span>,
+    /// The libmlx5 to load where a device is one of mlx5; [`super::DEFAULT_MLX5`] if `None`.
+    pub mlx5: Option<PathBuf>,
     /// Most lanes at once, 1..=65,535.
     pub max_lanes: usize,
     /// Counts queue pairs.
@@ -74,6 +77,7 @@ impl VerbsConfig {
             relaxed_ordering: false,
             isolate: false,
             rest: None,
+            mlx5: None,
             max_lanes: 4095,
             budget: Budget::process(),
             seed,

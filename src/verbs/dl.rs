@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::error::VerbsError;
 use super::sys::*;
 
-/// The variable that names another library than [`DEFAULT_LIBRARY`]. Whoever starts the backend reads it.
+/// The variable that names another library than [`DEFAULT_LIBRARY`]; [`Library::load_named`] reads it.
 pub const LIBRARY_VARIABLE: &str = "PLANESPRAY_IBVERBS";
 /// What is loaded if nothing else is named.
 pub const DEFAULT_LIBRARY: &str = "libibverbs.so.1";
@@ -98,6 +98,9 @@ functions! {
         fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr);
     (query_gid_table, may, c"_ibv_query_gid_table", c"IBVERBS_1.11",
         fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize);
+    (query_ece, may, c"ibv_query_ece", c"IBVERBS_1.10", fn(*mut ibv_qp, *mut ibv_ece) -> c_int);
+    (query_qp_data_in_order, may, c"ibv_query_qp_data_in_order", c"IBVERBS_1.14",
+        fn(*mut ibv_qp, ibv_wr_opcode, u32) -> c_int);
     (reg_dmabuf_mr, may, c"ibv_reg_dmabuf_mr", c"IBVERBS_1.12",
         fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr);
 }
@@ -110,15 +113,19 @@ impl Library {
     pub fn load(path: Option<&Path>) -> Result<Arc<Library>, VerbsError> {
         let name = path.unwrap_or(Path::new(DEFAULT_LIBRARY));
         let shown = name.display().to_string();
-        let absent = |reason: String| VerbsError::LibraryAbsent { path: shown.clone(), reason };
-        let c_name =
-            CString::new(name.as_os_str().as_bytes()).map_err(|_| absent("its name holds a zero byte".into()))?;
-        // SAFETY: a zero-terminated name. Loading runs the library's initialisers, which is what the caller asked for.
-        let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        let Some(handle) = NonNull::new(handle) else { return Err(absent(dl_error())) };
+        let handle = open(name).map_err(|reason| VerbsError::LibraryAbsent { path: shown.clone(), reason })?;
         // SAFETY: just loaded, under the name of libibverbs or one that the caller vouches for.
         let f = unsafe { Functions::resolve(handle, &shown)? };
         Ok(Arc::new(Library { path: shown, f }))
+    }
+
+    /// Loads the library that [`LIBRARY_VARIABLE`] names, or [`DEFAULT_LIBRARY`].
+    ///
+    /// # Errors
+    /// As for [`Library::load`].
+    pub fn load_named() -> Result<Arc<Library>, VerbsError> {
+        let path = std::env::var_os(LIBRARY_VARIABLE).filter(|p| !p.is_empty());
+        Library::load(path.as_deref().map(Path::new))
     }
 
     /// What was loaded.
@@ -133,11 +140,19 @@ impl fmt::Debug for Library {
     }
 }
 
+/// Loads a library; why not, if so.
+pub(super) fn open(name: &Path) -> Result<NonNull<c_void>, String> {
+    let c_name = CString::new(name.as_os_str().as_bytes()).map_err(|_| "its name holds a zero byte".to_owned())?;
+    // SAFETY: a zero-terminated name. Loading runs the library's initialisers, which is what the caller asked for.
+    let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    NonNull::new(handle).ok_or_else(dl_error)
+}
+
 /// The function of this version, or the library's default where it has no versions.
 ///
 /// # Safety
 /// `handle` is a loaded library.
-unsafe fn find(handle: NonNull<c_void>, symbol: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
+pub(super) unsafe fn find(handle: NonNull<c_void>, symbol: &CStr, version: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: live handle, zero-terminated names.
     let versioned = unsafe { libc::dlvsym(handle.as_ptr(), symbol.as_ptr(), version.as_ptr()) };
     NonNull::new(versioned).or_else(|| {

@@ -1,6 +1,7 @@
 //! What goes wrong with devices, told apart by what the user can do about it.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Why a call of the verbs backend failed.
@@ -37,7 +38,7 @@ pub enum VerbsError {
     )]
     NoDevice,
     /// No device has this name.
-    #[error("no device {name}; there are: {}", there.join(", "))]
+    #[error("no device {name}; there are: {}; name one of these", there.join(", "))]
     UnknownDevice {
         /// What was asked for.
         name: String,
@@ -91,8 +92,19 @@ pub enum VerbsError {
         /// EOPNOTSUPP, mostly.
         errno: i32,
     },
+    /// The UDP source port of an mlx5 queue pair cannot be set.
+    #[error(
+        "{path}: {reason}; source ports follow the flow label instead (install ibverbs-providers of rdma-core 42 or \
+        later, or name libmlx5 in PLANESPRAY_MLX5)"
+    )]
+    NoSourcePorts {
+        /// What was to be loaded.
+        path: String,
+        /// What was seen.
+        reason: String,
+    },
     /// The device has no such port.
-    #[error("{device} has ports 1 to {ports}, not {port}")]
+    #[error("{device} has ports 1 to {ports}, not {port}; correct the list of devices")]
     NoPort {
         /// Which device.
         device: String,
@@ -102,7 +114,7 @@ pub enum VerbsError {
         ports: u8,
     },
     /// The port is not active.
-    #[error("{device} port {port} is {state}; is the cable in and the network device up?")]
+    #[error("{device} port {port} is {state}; is the cable in and the network device up (`ip link set dev .. up`)?")]
     PortDown {
         /// Which device.
         device: String,
@@ -112,7 +124,10 @@ pub enum VerbsError {
         state: &'static str,
     },
     /// The port is not Ethernet.
-    #[error("{device} port {port} is {link_layer}, and this library speaks RoCEv2 over Ethernet only")]
+    #[error(
+        "{device} port {port} is {link_layer}, and planespray speaks RoCEv2 over Ethernet; set the port's type to Ethernet \
+        where the NIC can, or leave it out of the list"
+    )]
     NotEthernet {
         /// Which device.
         device: String,
@@ -122,7 +137,10 @@ pub enum VerbsError {
         link_layer: &'static str,
     },
     /// The table of GIDs has no such entry.
-    #[error("{device} port {port} has GIDs 0 to {}, not {index}", len.saturating_sub(1))]
+    #[error(
+        "{device} port {port} has GIDs 0 to {}, not {index}; leave the index out, and one is chosen by its address",
+        len.saturating_sub(1)
+    )]
     GidOutOfRange {
         /// Which device.
         device: String,
@@ -155,7 +173,77 @@ pub enum VerbsError {
         /// Which port.
         port: u8,
         /// Which address.
-        addr: std::net::IpAddr,
+        addr: IpAddr,
+    },
+    /// The peer says an MTU that RoCE does not have.
+    #[error(
+        "{port}: the peer's port {peer} says a RoCE MTU of {mtu} bytes, and RoCE has 256, 512, 1024, 2048 and 4096; \
+        run the same version of planespray on both ends"
+    )]
+    PeerMtu {
+        /// Our port.
+        port: String,
+        /// The peer's address.
+        peer: IpAddr,
+        /// What it says.
+        mtu: u32,
+    },
+    /// The peer receives where devices do not send.
+    #[error(
+        "{port}: the peer's port {peer} receives at UDP port {udp_port}, and devices send to 4791 alone; its engine is \
+        the embedded one: take `verbs` on both ends, or free 4791 there (rdma_rxe holds it)"
+    )]
+    PeerPort {
+        /// Our port.
+        port: String,
+        /// The peer's address.
+        peer: IpAddr,
+        /// Where it receives.
+        udp_port: u16,
+    },
+    /// One end has IPv4, the other IPv6.
+    #[error(
+        "{port} has {addr} and the peer's port {peer}: one is IPv4 and the other IPv6; choose the same family on both \
+        ends with PLANESPRAY_ADDR_FAMILY"
+    )]
+    PeerFamily {
+        /// Our port.
+        port: String,
+        /// Its address.
+        addr: IpAddr,
+        /// The peer's.
+        peer: IpAddr,
+    },
+    /// The peer seems to be on InfiniBand.
+    #[error(
+        "{port} with {addr} has no way to the peer's {peer} ({}), which is link-local and not made of a MAC address, as \
+        GIDs of InfiniBand ports are; see with `ibstat` whether the peer's link layer is Ethernet, and give its port an \
+        IP address", os(*errno))]
+    PeerLinkLayer {
+        /// Our port.
+        port: String,
+        /// Its address.
+        addr: IpAddr,
+        /// The peer's.
+        peer: IpAddr,
+        /// What the device said.
+        errno: i32,
+    },
+    /// There is no way to the peer.
+    #[error(
+        "{port} with {addr} has no way to the peer's {peer} ({call} failed: {}); is there a route to it by this port, and \
+        does it answer (`ip route get`, `ping -I`)?", os(*errno))]
+    PeerUnreachable {
+        /// Our port.
+        port: String,
+        /// Its address.
+        addr: IpAddr,
+        /// The peer's.
+        peer: IpAddr,
+        /// Which call.
+        call: &'static str,
+        /// What the device said.
+        errno: i32,
     },
     /// All queue pairs that this process allows itself are in use.
     #[error(
@@ -223,6 +311,8 @@ impl VerbsError {
             VerbsError::NoKernelSupport { errno }
             | VerbsError::NoPermission { errno, .. }
             | VerbsError::NoDmaBuf { errno, .. }
+            | VerbsError::PeerLinkLayer { errno, .. }
+            | VerbsError::PeerUnreachable { errno, .. }
             | VerbsError::Call { errno, .. } => Some(*errno),
             VerbsError::MemlockTooSmall { .. } | VerbsError::RegistrationsExhausted { .. } => Some(libc::ENOMEM),
             _ => None,

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use super::ah::{Route, flow_label};
+use super::ah::{Route, flow_label, source_port};
 use super::batch::{SendOp, SendRequest};
 use super::clock::DeviceClock;
 use super::config::{GidChoice, VerbsConfig, VerbsPort};
@@ -20,6 +20,8 @@ use super::error::VerbsError;
 use super::events::{AsyncEvent, AsyncEvents};
 use super::lane::{Lane, LaneParts, entries};
 use super::memory::Memory;
+use super::mlx5::Mlx5;
+use super::peer;
 use super::port::{GidKind, LinkLayer, PortState};
 use super::qp::{Peer, Qp, QpSpec, Retry, Transport};
 use crate::class::Ecn;
@@ -42,7 +44,7 @@ const EVENTS_EVERY: Span = Span::from_millis(1);
 /// Bytes of a burst: what one work request carries at little more cost than a packet.
 const BURST: u32 = 65_536;
 /// UDP port of RoCEv2.
-const ROCE_PORT: u16 = 4791;
+pub(super) const ROCE_PORT: u16 = 4791;
 
 /// Lanes over queue pairs of real devices.
 pub struct VerbsLanes {
@@ -76,6 +78,8 @@ struct Link {
     number: u8,
     sgid_index: u8,
     addr: IpAddr,
+    /// The MTU that its last lane got, if that was not the port's own: said once.
+    lowered: Option<u32>,
 }
 
 struct Dev {
@@ -89,6 +93,8 @@ struct Dev {
     armed: bool,
     /// A wake-up is due that has not come yet.
     wake_due: bool,
+    /// Sets source ports, until the device refuses.
+    mlx5: Option<Mlx5>,
 }
 
 struct Shared {
@@ -127,7 +133,7 @@ impl VerbsLanes {
                     let device = found.iter().find(|d| d.name() == wanted.device);
                     let device = device
                         .ok_or_else(|| VerbsError::UnknownDevice { name: wanted.device.clone(), there: there() })?;
-                    opened.push(Dev::new(device.open()?, config.timestamps)?);
+                    opened.push(Dev::new(device.open()?, &config)?);
                     opened.len() - 1
                 }
             };
@@ -394,9 +400,15 @@ impl VerbsLanes {
 }
 
 impl Dev {
-    fn new(context: Arc<Context>, timestamps: bool) -> Result<Dev, VerbsError> {
+    fn new(context: Arc<Context>, config: &VerbsConfig) -> Result<Dev, VerbsError> {
         let limits = context.limits();
-        let clock = DeviceClock::new(limits.clock_khz, limits.timestamp_mask).filter(|_| timestamps);
+        let clock = DeviceClock::new(limits.clock_khz, limits.timestamp_mask).filter(|_| config.timestamps);
+        let mlx5 = match driver_of(context.sysfs()).as_deref() {
+            Some("mlx5") => Mlx5::load(config.mlx5.as_deref())
+                .inspect_err(|e| tracing::info!(device = context.name(), "source ports are not set: {e}"))
+                .ok(),
+            _ => None,
+        };
         Ok(Dev {
             cqs: Vec::new(),
             channel: CompletionChannel::new(&context)?,
@@ -405,6 +417,7 @@ impl Dev {
             context,
             armed: false,
             wake_due: false,
+            mlx5,
         })
     }
 }
@@ -451,7 +464,7 @@ fn port(context: &Context, device: usize, wanted: &VerbsPort) -> Result<(PortInf
         receive_budget: None,
         name: format!("{}:{number}", context.name()),
     };
-    Ok((info, Link { device, number, sgid_index: index, addr }))
+    Ok((info, Link { device, number, sgid_index: index, addr, lowered: None }))
 }
 
 #[inline]

@@ -11,6 +11,7 @@ use super::batch::{Batch, Local, SendRequest};
 use super::cq::{Cq, CqInner};
 use super::driver::is_software;
 use super::error::VerbsError;
+use super::mlx5::Mlx5;
 use super::pd::Pd;
 use super::port::mtu_code;
 use super::sys::*;
@@ -104,6 +105,15 @@ pub struct Peer {
     pub mtu: u32,
 }
 
+/// What a driver negotiates with its peer when queue pairs connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ece {
+    /// The vendor's number (its IEEE OUI).
+    pub vendor: u32,
+    /// The vendor's own bits; 0 if it has nothing to negotiate.
+    pub options: u32,
+}
+
 /// A state of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -142,6 +152,8 @@ pub struct Qp {
     transport: Transport,
     inline: u32,
     batch: Batch,
+    /// It was destroyed, or the device refused to.
+    ended: bool,
     pd: Pd,
     _queues: [Arc<CqInner>; 2],
 }
@@ -192,6 +204,7 @@ impl Qp {
             transport: spec.transport,
             inline,
             batch,
+            ended: false,
             pd: pd.clone(),
             _queues: [send_cq.0.clone(), receive_cq.0.clone()],
         })
@@ -235,10 +248,18 @@ impl Qp {
     /// INIT to RTR and RTS, towards `peer`, beginning with `psn`.
     ///
     /// # Errors
-    /// An MTU that RoCE does not have, or the device refuses: mostly because there is no way to the peer's address.
+    /// As for [`Qp::ready_to_receive`] and [`Qp::ready_to_send`].
     pub fn connect(&mut self, peer: &Peer, psn: u32, retry: &Retry) -> Result<(), VerbsError> {
+        self.ready_to_receive(peer, retry)?;
+        self.ready_to_send(psn, retry)
+    }
+
+    /// INIT to RTR, towards `peer`.
+    ///
+    /// # Errors
+    /// An MTU that RoCE does not have, or the device refuses: mostly because there is no way to the peer's address.
+    pub fn ready_to_receive(&mut self, peer: &Peer, retry: &Retry) -> Result<(), VerbsError> {
         let limits = self.pd.context().limits();
-        let reads = limits.max_initiator_reads.min(16);
         let mut attr = no_attributes();
         attr.qp_state = IBV_QPS_RTR;
         attr.path_mtu = mtu_code(peer.mtu).ok_or(VerbsError::Invalid {
@@ -259,14 +280,21 @@ impl Qp {
             | IBV_QP_MAX_DEST_RD_ATOMIC
             | IBV_QP_MIN_RNR_TIMER;
         let hint = "; is there a route and a neighbour for the peer's address on this port?";
-        self.modify(&mut attr, mask, "ibv_modify_qp to RTR", hint)?;
+        self.modify(&mut attr, mask, "ibv_modify_qp to RTR", hint)
+    }
+
+    /// RTR to RTS, beginning with `psn`.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub fn ready_to_send(&mut self, psn: u32, retry: &Retry) -> Result<(), VerbsError> {
         let mut attr = no_attributes();
         attr.qp_state = IBV_QPS_RTS;
         attr.timeout = retry.timeout;
         attr.retry_cnt = retry.retries;
         attr.rnr_retry = retry.rnr_retries;
         attr.sq_psn = psn & 0xff_ffff;
-        attr.max_rd_atomic = reads;
+        attr.max_rd_atomic = self.pd.context().limits().max_initiator_reads.min(16);
         let mask = IBV_QP_STATE
             | IBV_QP_TIMEOUT
             | IBV_QP_RETRY_CNT
@@ -274,6 +302,18 @@ impl Qp {
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(&mut attr, mask, "ibv_modify_qp to RTS", "")
+    }
+
+    /// Sets the UDP source port of a queue pair of an mlx5 device that is in RTS.
+    ///
+    /// # Errors
+    /// Of another device, in another state, or the firmware refuses.
+    pub fn set_source_port(&mut self, mlx5: &Mlx5, port: u16) -> Result<(), VerbsError> {
+        // SAFETY: a live queue pair.
+        match unsafe { mlx5.modify_udp_sport(self.ptr, port) } {
+            0 => Ok(()),
+            errno => Err(VerbsError::call(self.pd.context().name(), "mlx5dv_modify_qp_udp_sport", errno.abs())),
+        }
     }
 
     /// INIT to RTR and RTS, for datagrams.
@@ -320,6 +360,30 @@ impl Qp {
             (0, _) => Ok(QpState::Other),
             (rc, _) => Err(VerbsError::call(context.name(), "ibv_query_qp", rc)),
         }
+    }
+
+    /// What the driver would negotiate with its peer (enhanced connection establishment), where the library has that.
+    ///
+    /// # Errors
+    /// The driver has none of it.
+    pub fn ece(&self) -> Result<Ece, VerbsError> {
+        let context = self.pd.context();
+        let unsupported = || VerbsError::Unsupported { device: context.name().to_owned(), what: "ibv_query_ece" };
+        let query = context.library.f.query_ece.ok_or_else(unsupported)?;
+        let mut ece = ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 };
+        // SAFETY: a live queue pair, and a structure of our own.
+        match unsafe { query(self.ptr.as_ptr(), &mut ece) } {
+            0 => Ok(Ece { vendor: ece.vendor_id, options: ece.options }),
+            rc => Err(VerbsError::call(context.name(), "ibv_query_ece", rc.abs())),
+        }
+    }
+
+    /// Whether the driver promises that the bytes of a WRITE are placed in order; `None` where the library cannot ask.
+    /// A driver that does not know says no.
+    pub fn places_writes_in_order(&self) -> Option<bool> {
+        let query = self.pd.context().library.f.query_qp_data_in_order?;
+        // SAFETY: a live queue pair; no flags.
+        Some(unsafe { query(self.ptr.as_ptr(), IBV_WR_RDMA_WRITE, 0) } != 0)
     }
 
     /// Adds a request to the batch, which [`Qp::ring`] sends. Returns false if the batch is full or the bytes are
@@ -374,6 +438,27 @@ impl Qp {
         }
     }
 
+    /// Destroys it, as dropping it does, and says whether the device did so.
+    ///
+    /// # Errors
+    /// The device refuses; the queue pair is given up all the same.
+    pub fn destroy(mut self) -> Result<(), VerbsError> {
+        match self.end() {
+            0 => Ok(()),
+            errno => Err(VerbsError::call(self.pd.context().name(), "ibv_destroy_qp", errno.abs())),
+        }
+    }
+
+    /// Once.
+    fn end(&mut self) -> c_int {
+        if std::mem::replace(&mut self.ended, true) {
+            return 0;
+        }
+        self.batch.abort();
+        // SAFETY: made once, and destroyed once. The queues that it reports to are still there.
+        unsafe { (self.pd.context().library.f.destroy_qp)(self.ptr.as_ptr()) }
+    }
+
     fn modify(
         &mut self,
         attr: &mut ibv_qp_attr,
@@ -412,9 +497,7 @@ pub struct Rejected {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        self.batch.abort();
-        // SAFETY: made once. The queues that it reports to are still there.
-        unsafe { (self.pd.context().library.f.destroy_qp)(self.ptr.as_ptr()) };
+        self.end();
     }
 }
 

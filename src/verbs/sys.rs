@@ -827,6 +827,13 @@ pub struct ibv_qp_ex {
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
+pub struct ibv_ece {
+    pub vendor_id: u32,
+    pub options: u32,
+    pub comp_mask: u32,
+}
+#[repr(C)]
+#[derive(Copy, Clone)]
 pub struct ibv_comp_channel {
     pub context: *mut ibv_context,
     pub fd: ::core::ffi::c_int,

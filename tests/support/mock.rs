@@ -48,7 +48,7 @@ pub(crate) fn shared() -> Arc<Library> {
 pub(crate) struct Mock {
     pub(crate) library: Arc<Library>,
     handle: *mut c_void,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 #[allow(dead_code)]
@@ -71,7 +71,7 @@ impl Mock {
         // SAFETY: loaded already; this is another handle to it.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
         assert!(!handle.is_null());
-        Mock { library, handle, _dir: dir }
+        Mock { library, handle, dir }
     }
 
     fn symbol(&self, name: &str) -> *mut c_void {
@@ -124,6 +124,38 @@ impl Mock {
             std::mem::transmute::<*mut c_void, extern "C" fn(u32, bool, u32)>(self.symbol("mock_next_status"))
         };
         f(qpn, receive, status);
+    }
+
+    /// Says where the devices' directories are; before anybody asks for devices.
+    pub(crate) fn sysfs(&self, path: &Path) {
+        let path = CString::new(path.to_str().expect("UTF-8")).expect("no zero byte");
+        // SAFETY: the mock's function has this type.
+        let f = unsafe {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char)>(self.symbol("mock_sysfs"))
+        };
+        // SAFETY: a zero-terminated text.
+        unsafe { f(path.as_ptr()) };
+    }
+
+    /// The source port that a queue pair was given (0 for none), and how often one was asked for.
+    pub(crate) fn source_port(&self, qpn: u32) -> (u16, u32) {
+        // SAFETY: the mock's function has this type.
+        let f =
+            unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> u32>(self.symbol("mock_source_port")) };
+        let both = f(qpn);
+        (both as u16, both >> 16)
+    }
+
+    pub(crate) fn flow_label(&self, qpn: u32) -> u32 {
+        // SAFETY: the mock's function has this type.
+        let f =
+            unsafe { std::mem::transmute::<*mut c_void, extern "C" fn(u32) -> u32>(self.symbol("mock_flow_label")) };
+        f(qpn)
+    }
+
+    /// Where this copy of the library is.
+    pub(crate) fn copy(&self) -> PathBuf {
+        self.dir.path().join("libmock_verbs.so")
     }
 
     pub(crate) fn last_access(&self) -> u32 {

@@ -3,6 +3,7 @@
 
 mod bench;
 mod devices;
+mod qualify;
 mod say;
 mod sim;
 
@@ -28,6 +29,11 @@ enum What {
     Bench(Box<bench::Args>),
     /// Lists RDMA devices, their ports and addresses, and says which engine runs over which of them, and why.
     Devices(devices::Args),
+    /// Measures RDMA devices: whether nothing is written once a queue pair is gone, what calls cost, what can be steered and
+    /// seen, and how many lanes a port needs. Says what each means, and keeps whether a device is proven.
+    ///
+    /// Exit code 0: all that is needed was proven; 1: not; 2: the options are wrong.
+    Qualify(qualify::Args),
     /// Simulates flows over planes of switches, and says how long they took under a balancing policy.
     Sim(Box<sim::Args>),
 }
@@ -53,16 +59,27 @@ fn main() -> ExitCode {
         },
         What::Devices(args) => match devices::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(devices::Failure::Usage(what)) => usage("devices", &what),
-            Err(devices::Failure::System(what)) => {
-                say::say(what);
-                ExitCode::FAILURE
-            }
+            Err(failure) => failed("devices", failure),
+        },
+        What::Qualify(args) => match qualify::run(&args) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(failure) => failed("qualify", failure),
         },
         What::Sim(args) => match args.resolve() {
             Ok(plan) => sim::execute(&plan),
             Err(what) => usage("sim", &what),
         },
+    }
+}
+
+fn failed(command: &str, failure: devices::Failure) -> ExitCode {
+    match failure {
+        devices::Failure::Usage(what) => usage(command, &what),
+        devices::Failure::System(what) => {
+            say::say(what);
+            ExitCode::FAILURE
+        }
     }
 }
 

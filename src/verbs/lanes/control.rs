@@ -12,7 +12,10 @@ fn refused(e: VerbsError) -> LaneError {
         VerbsError::MemlockTooSmall { .. } => DeviceRefusal::LockedMemory,
         VerbsError::QueuePairBudget { .. } => DeviceRefusal::QueuePairBudget,
         VerbsError::RegistrationsExhausted { .. } => DeviceRefusal::Exhausted,
-        VerbsError::NoGidFor { .. } => DeviceRefusal::Unreachable,
+        VerbsError::NoGidFor { .. }
+        | VerbsError::PeerFamily { .. }
+        | VerbsError::PeerLinkLayer { .. }
+        | VerbsError::PeerUnreachable { .. } => DeviceRefusal::Unreachable,
         VerbsError::Call { errno, .. } => match *errno {
             libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ETIMEDOUT => DeviceRefusal::Unreachable,
             libc::ENOMEM | libc::ENOSPC => DeviceRefusal::Exhausted,
@@ -21,6 +24,29 @@ fn refused(e: VerbsError) -> LaneError {
         _ => DeviceRefusal::Other,
     };
     LaneError::Device { refusal, message: e.to_string() }
+}
+
+impl VerbsLanes {
+    /// Gives a lane that was just connected its source port, where the driver can set that. Its flow label says the same
+    /// to devices that follow the annex's rule, and stays what counts where this fails.
+    fn set_source_port(&mut self, id: LaneId) {
+        let Some(lane) = find_mut(&mut self.lanes, id) else { return };
+        let dev = &mut self.devices[lane.device];
+        let (Some(mlx5), Some(qp)) = (&dev.mlx5, &mut lane.qp) else { return };
+        if let Err(e) = qp.set_source_port(mlx5, source_port(lane.spec.entropy)) {
+            tracing::warn!(device = dev.context.name(), "source ports follow the flow label from now on: {e}");
+            dev.mlx5 = None;
+        }
+    }
+
+    /// Says that a lane's MTU is not its port's, once for each that comes up.
+    fn tell_mtu(&mut self, at: usize, peer: &LaneAddress, mtu: u32) {
+        let (info, link) = (&self.ports[at], &mut self.links[at]);
+        if mtu != info.mtu && link.lowered.replace(mtu) != Some(mtu) {
+            let (port, own, addr) = (&info.name, info.mtu, peer.addr);
+            tracing::info!("{port}: lanes to {addr} use RoCE MTU {mtu}, which the peer says; this port has {own}");
+        }
+    }
 }
 
 impl Control for VerbsLanes {
@@ -141,16 +167,7 @@ impl Control for VerbsLanes {
         }
         let at = usize::from(spec.port.0);
         let info = self.ports.get(at).ok_or(LaneError::Invalid { what: "port" })?;
-        if !matches!(peer.mtu, 256 | 512 | 1024 | 2048 | 4096) {
-            return Err(LaneError::Invalid { what: "peer's MTU" });
-        }
-        if peer.udp_port != ROCE_PORT {
-            // A device sends to the port of RoCEv2 and to no other.
-            return Err(LaneError::Invalid { what: "peer's UDP port" });
-        }
-        if info.addr.is_ipv4() != peer.addr.is_ipv4() {
-            return Err(LaneError::Invalid { what: "address family" });
-        }
+        peer::fits(info, peer).map_err(refused)?;
         let mtu = info.mtu.min(peer.mtu);
         let retry = self.retry;
         let mut index = self.links[at].sgid_index;
@@ -161,6 +178,8 @@ impl Control for VerbsLanes {
             let error = match qp.connect(&Peer { route, qpn: peer.qpn, psn: peer.psn, mtu }, psn, &retry) {
                 Ok(()) => {
                     lane.mtu = Some(mtu);
+                    self.set_source_port(id);
+                    self.tell_mtu(at, peer, mtu);
                     return Ok(());
                 }
                 Err(e) => e,
@@ -168,7 +187,7 @@ impl Control for VerbsLanes {
             // The index may have moved without anybody having taken the event yet.
             self.read_again(at);
             if self.links[at].sgid_index == index {
-                return Err(refused(error));
+                return Err(refused(peer::explain(error, &self.ports[at], peer.addr)));
             }
             index = self.links[at].sgid_index;
         }

@@ -48,6 +48,7 @@ unsafe impl Sync for Devices {}
 fn devices() -> &'static Devices {
     static DEVICES: OnceLock<Devices> = OnceLock::new();
     DEVICES.get_or_init(|| {
+        let sysfs = world().control.sysfs.clone().unwrap_or("/nowhere/mock".into());
         let make = |(i, name): (usize, String)| {
             // SAFETY: pointers and numbers may be zero.
             let mut d: ibv_device = unsafe { zeroed() };
@@ -55,7 +56,7 @@ fn devices() -> &'static Devices {
             d.transport_type = IBV_TRANSPORT_IB;
             copy(&mut d.name, &name);
             copy(&mut d.dev_name, &format!("mock{i}"));
-            copy(&mut d.ibdev_path, &format!("/nowhere/mock/{name}"));
+            copy(&mut d.ibdev_path, &format!("{sysfs}/{name}"));
             d
         };
         let names: Vec<String> = world().devices.iter().map(|d| d.name.clone()).collect();

@@ -26,6 +26,12 @@ pub(crate) struct Control {
     pub(crate) malformed: u32,
     /// Some were.
     pub(crate) spoilt: bool,
+    /// Destroying a queue pair leaves a write that lands so many ms later.
+    pub(crate) late_write: Option<u64>,
+    /// Setting a source port fails.
+    pub(crate) sport_errno: Option<c_int>,
+    /// Where sysfs is, as far as the caller is told.
+    pub(crate) sysfs: Option<String>,
     /// The flags of the last registration.
     pub(crate) last_access: u32,
     /// Registrations that fail, and how.
@@ -39,6 +45,46 @@ pub(crate) struct Control {
 }
 
 impl Control {
+    /// What `MOCK_VERBS` asks for, for programs that tests run: `name=value`, separated by commas.
+    pub(crate) fn from_environment() -> Control {
+        let mut control = Control::default();
+        let asked = std::env::var("MOCK_VERBS").unwrap_or_default();
+        for (name, value) in asked.split(',').filter_map(|a| a.split_once('=')) {
+            let known = value.parse().is_ok_and(|value| control.set(name, value));
+            assert!(known, "MOCK_VERBS: {name}={value} is nothing that the mock knows");
+        }
+        control.sysfs = std::env::var("PLANESPRAY_ROOT").ok().map(|root| format!("{root}/sys/class/infiniband"));
+        control
+    }
+
+    fn set(&mut self, name: &str, value: i64) -> bool {
+        let errno = c_int::try_from(value).ok().filter(|&v| v >= 0);
+        match name {
+            "list" => self.list_errno = errno,
+            "open" => self.open_errno = errno,
+            "create" => self.create_errno = errno,
+            "dereg" => self.dereg_errno = errno,
+            "sport" => self.sport_errno = errno,
+            "cqe" => self.cqe = errno,
+            "mtu" => self.mtu_code = errno.map(|v| v as u32),
+            "link_layer" => self.link_layer = errno.map(|v| v as u8),
+            "malformed" => {
+                self.malformed = errno.unwrap_or(0) as u32;
+                self.spoilt |= self.malformed > 0;
+            }
+            "gid_shift" => self.gid_shift = errno.unwrap_or(0) as u32,
+            "late_write" => self.late_write = u64::try_from(value).ok(),
+            "no_devices" => self.no_devices = value > 0,
+            "no_timestamps" => self.no_timestamps = value > 0,
+            "no_inline" => self.no_inline = value > 0,
+            "empty_post" => self.empty_post = value > 0,
+            "dmabuf" => self.dmabuf = value > 0,
+            "cut" => self.cut = value > 0,
+            _ => return false,
+        }
+        true
+    }
+
     pub(crate) fn registration_errno(&mut self) -> Option<c_int> {
         let (left, errno) = &mut self.registrations;
         if *left == 0 {
@@ -75,37 +121,41 @@ impl Control {
 
 /// Sets what one of the names below stands for; -1 takes a fault away. Returns 0, or -1 for an unknown name.
 ///
-/// Errors: `list`, `open`, `create`, `dereg` (error numbers). Switches: `no_devices`, `no_timestamps`, `no_inline`,
-/// `empty_post` (for contexts opened from now on), `dmabuf`, `cut`. Values: `cqe` (what completion queues hold,
-/// whatever is asked for), `mtu` (code), `link_layer`, `gid_shift`, `malformed` (how many of the next WRITEs the peer finds so).
+/// Errors: `list`, `open`, `create`, `dereg`, `sport` (error numbers). Switches: `no_devices`, `no_timestamps`,
+/// `no_inline`, `empty_post` (for contexts opened from now on), `dmabuf`, `cut`. Values: `cqe` (what completion queues
+/// hold, whatever is asked for), `mtu` (code), `link_layer`, `gid_shift`, `late_write` (ms),
+/// `malformed` (how many of the next WRITEs the peer finds so).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mock_set(name: *const c_char, value: i64) -> c_int {
     // SAFETY: the test's text.
     let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or("");
-    let c = &mut world().control;
-    let errno = c_int::try_from(value).ok().filter(|&v| v >= 0);
-    match name {
-        "list" => c.list_errno = errno,
-        "open" => c.open_errno = errno,
-        "create" => c.create_errno = errno,
-        "dereg" => c.dereg_errno = errno,
-        "cqe" => c.cqe = errno,
-        "mtu" => c.mtu_code = errno.map(|v| v as u32),
-        "link_layer" => c.link_layer = errno.map(|v| v as u8),
-        "malformed" => {
-            c.malformed = errno.unwrap_or(0) as u32;
-            c.spoilt |= c.malformed > 0;
-        }
-        "gid_shift" => c.gid_shift = errno.unwrap_or(0) as u32,
-        "no_devices" => c.no_devices = value > 0,
-        "no_timestamps" => c.no_timestamps = value > 0,
-        "no_inline" => c.no_inline = value > 0,
-        "empty_post" => c.empty_post = value > 0,
-        "dmabuf" => c.dmabuf = value > 0,
-        "cut" => c.cut = value > 0,
-        _ => return -1,
-    }
-    0
+    if world().control.set(name, value) { 0 } else { -1 }
+}
+
+/// Says where the devices' directories are, as below `/sys/class/infiniband`. Before the first list of devices.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mock_sysfs(path: *const c_char) {
+    // SAFETY: the test's text.
+    world().control.sysfs = unsafe { CStr::from_ptr(path) }.to_str().ok().map(str::to_owned);
+}
+
+/// The source port that a queue pair was given, or 0; in the upper half how often one was asked for.
+#[unsafe(no_mangle)]
+extern "C" fn mock_source_port(qpn: u32) -> u32 {
+    let w = world();
+    let port = w.devices.iter().find_map(|d| d.qps.get(&qpn)).map_or(0, |&qp| {
+        // SAFETY: live while it is in the map.
+        u32::from(unsafe { (*qp).source_port })
+    });
+    w.source_ports_asked << 16 | port
+}
+
+/// The flow label that a queue pair was connected with.
+#[unsafe(no_mangle)]
+extern "C" fn mock_flow_label(qpn: u32) -> u32 {
+    let w = world();
+    // SAFETY: live while it is in the map.
+    w.devices.iter().find_map(|d| d.qps.get(&qpn)).map_or(0, |&qp| unsafe { (*qp).flow_label })
 }
 
 /// The next `count` registrations fail with `errno`.

@@ -56,6 +56,9 @@ unsafe fn register(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64,
         set_errno(libc::ENOMEM);
         return null_mut();
     };
+    if flags & IBV_ACCESS_REMOTE_WRITE != 0 {
+        w.open_memory.push((device, ptr.as_ptr().expose_provenance(), length));
+    }
     let mr = ibv_mr { context, pd, addr, length, handle: key.0, lkey: key.0, rkey: key.0 };
     Box::into_raw(Box::new(MockMr { mr, key })).cast()
 }
@@ -113,5 +116,6 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mock = unsafe { Box::from_raw(mr.cast::<MockMr>()) };
     // SAFETY: its context is open.
     let device = unsafe { MockContext::device_of(mock.mr.context) };
+    w.close_memory(device, mock.mr.addr.addr(), mock.mr.length);
     if w.devices[device].engine.memory_mut().revoke(mock.key) { 0 } else { libc::EINVAL }
 }

@@ -32,6 +32,8 @@ pub(crate) struct MockQp {
     pub(crate) inline_key: Key,
     pub(crate) inline_next: u64,
     pub(crate) depth: u64,
+    pub(crate) source_port: u16,
+    pub(crate) flow_label: u32,
     path: Option<PathId>,
     qkey: u32,
     access: Access,
@@ -106,6 +108,8 @@ unsafe fn create(
         inline_key,
         inline_next: 0,
         depth: u64::from(send_depth),
+        source_port: 0,
+        flow_label: 0,
         path: None,
         qkey: 0,
         access: Access::LOCAL_READ,
@@ -151,6 +155,7 @@ unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     dev.qps.remove(&mock.qpn.get());
     let _ = dev.engine.destroy_qp(mock.qpn);
     dev.engine.memory_mut().revoke(mock.inline_key);
+    w.leave_late_write(mock.device);
     if let Some(path) = mock.path {
         w.close_path(mock.device, path);
     }
@@ -207,6 +212,7 @@ fn transition(w: &mut World, q: &mut MockQp, a: &ibv_qp_attr) -> Result<(), c_in
                 let dgid = unsafe { grh.dgid.raw };
                 let sgid = usize::from(grh.sgid_index).checked_sub(w.control.gid_shift as usize);
                 path = sgid.and_then(|s| w.open_path(q.device, s, dgid)).ok_or(libc::ENETUNREACH)?;
+                q.flow_label = grh.flow_label;
                 (peer, mtu) = (addr_of(dgid), 128 << a.path_mtu);
                 q.path = Some(path);
             }
@@ -260,6 +266,34 @@ unsafe extern "C" fn ibv_query_qp(
     // SAFETY: the caller's structure.
     unsafe { (*attr).qp_state = state };
     0
+}
+
+/// The mock is its own libmlx5.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mlx5dv_modify_qp_udp_sport(qp: *mut ibv_qp, port: u16) -> c_int {
+    // SAFETY: a live queue pair.
+    let q = unsafe { &mut *qp.cast::<MockQp>() };
+    let mut w = world();
+    w.source_ports_asked += 1;
+    if let Some(errno) = w.control.sport_errno {
+        return errno;
+    }
+    if w.devices[q.device].engine.state(q.qpn) != Some(roce::QpState::Rts) {
+        return libc::EINVAL;
+    }
+    q.source_port = port;
+    0
+}
+
+/// As a driver without it, which is most of them, answers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
+    1
 }
 
 #[unsafe(no_mangle)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use planespray::roce::{self, Cqe, CqeKind, Device, DeviceConfig, PathId, RxMeta, Transition};
 use planespray::seq::Qpn;
-use planespray::time::Time;
+use planespray::time::{Span, Time};
 use planespray::verbs::addr_of;
 use planespray::verbs::sys::*;
 use planespray::wire::Packet;
@@ -26,6 +26,12 @@ pub(crate) struct World {
     start: Instant,
     pub(crate) devices: Vec<Dev>,
     pub(crate) control: Control,
+    /// How often a source port was asked for.
+    pub(crate) source_ports_asked: u32,
+    /// Memory that peers may write: the device, first byte and length.
+    pub(crate) open_memory: Vec<(usize, usize, usize)>,
+    /// Bytes that will be written although nobody may any more, and when.
+    late: Vec<(Time, usize)>,
     staging: Vec<u8>,
 }
 
@@ -111,7 +117,15 @@ impl World {
                 });
             }
         }
-        World { start: Instant::now(), devices, control: Control::default(), staging: vec![0; STAGING] }
+        World {
+            start: Instant::now(),
+            devices,
+            control: Control::from_environment(),
+            source_ports_asked: 0,
+            open_memory: Vec::new(),
+            late: Vec::new(),
+            staging: vec![0; STAGING],
+        }
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -164,8 +178,31 @@ impl World {
             }
         }
         self.staging = staging;
+        self.late.retain(|&(due, at)| {
+            if due <= now {
+                // SAFETY: registered, for `close_memory` takes away what no longer is; the owner copies it in and out.
+                unsafe { std::ptr::with_exposed_provenance_mut::<u8>(at).write_volatile(0xa5) };
+            }
+            due > now
+        });
         for d in 0..self.devices.len() {
             self.collect(d);
+        }
+    }
+
+    /// A queue pair of a device goes, and leaves a write behind if that is asked for.
+    pub(crate) fn leave_late_write(&mut self, device: usize) {
+        let newest = self.open_memory.iter().rev().find(|m| m.0 == device);
+        if let (Some(ms), Some(&(_, at, len))) = (self.control.late_write, newest) {
+            self.late.push((self.now() + Span::from_millis(ms), at + len / 2));
+        }
+    }
+
+    /// Memory is no longer registered.
+    pub(crate) fn close_memory(&mut self, device: usize, at: usize, len: usize) {
+        if let Some(i) = self.open_memory.iter().position(|&m| m == (device, at, len)) {
+            self.open_memory.remove(i);
+            self.late.retain(|l| !(at..at + len).contains(&l.1));
         }
     }
 

@@ -73,4 +73,4 @@ pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};
 pub use engine::LogEntry;
 pub use lanes::WindowAccess;
-pub use spray::{Cause, Failure, Health, PeerReason, Subject, Transition};
+pub use spray::{Cause, Failure, Fate, Health, PeerReason, Subject, Transition};

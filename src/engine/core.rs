@@ -7,13 +7,13 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::backlog::{Backlog, Kind};
 use super::command::{Command, SessionId};
 use super::log::EventLog;
-use super::ops::{Ended, OpId, Ops};
+use super::ops::{Ended, Lost, OpId, Ops};
 use crate::lanes::{
     Completed, Completion, Domain, LaneAddress, LaneError, LaneId, LaneSpec, Lanes, MAX_PORTS, MrId, Status, Window,
     WindowAccess,
 };
 use crate::mem::Region;
-use crate::spray::{DoneKind, Failure, LaneRole, Post, Recv, Refused, Session, SessionConfig};
+use crate::spray::{DoneKind, Failure, Fate, LaneRole, Post, Recv, Refused, Session, SessionConfig};
 use crate::time::Time;
 
 /// Most completions handled in one round.
@@ -409,14 +409,16 @@ impl<L: Lanes> Core<L> {
     /// Takes a command: from here on its operation is under way, whether its session has room for it or not.
     pub(super) fn accept(&mut self, now: Time, command: Command) {
         let (id, op, mr) = command.parts();
-        let Some(entry) = self.entry_mut(id) else {
-            self.ops.finish(op, Err(Ended::Cancelled));
-            return;
+        let why = match self.entry_mut(id).map(|e| e.state) {
+            None => Some(Ended::Cancelled),
+            Some(SessionState::Ended(why)) => Some(why),
+            Some(_) => None,
         };
-        if let SessionState::Ended(why) = entry.state {
-            self.ops.finish(op, Err(why));
+        if let Some(why) = why {
+            self.ops.finish(op, Err(Lost { why, fate: (!command.is_receive()).then_some(Fate::NotDelivered) }));
             return;
         }
+        let Some(entry) = self.entry_mut(id) else { return };
         entry.dirty = true;
         entry.under_way += usize::from(!command.is_receive());
         self.registrations[op.index()] = mr;
@@ -437,7 +439,7 @@ impl<L: Lanes> Core<L> {
 
     /// Hands a command to its session. An error is the command itself: the session is full for now.
     fn start(&mut self, now: Time, command: Command) -> Result<(), Command> {
-        let (id, op, _) = command.parts();
+        let (id, _, _) = command.parts();
         let Some(entry) = self.slots[usize::from(id.index)].entry.as_deref_mut() else { return Ok(()) };
         let taken = match &command {
             _ if entry.left && !command.is_receive() => Err(Refused::NoLanes),
@@ -481,19 +483,25 @@ impl<L: Lanes> Core<L> {
                     (Refused::Closed, None) => Ended::Cancelled,
                     _ => Ended::Refused(refused),
                 };
-                self.settle(usize::from(id.index), op, command.is_receive(), Err(why));
+                self.reject(usize::from(id.index), &command, why);
                 Ok(())
             }
         }
     }
 
+    /// Ends an operation of which nothing was sent.
+    pub(super) fn reject(&mut self, index: usize, command: &Command, why: Ended) {
+        self.settle(index, command.parts().1, command.is_receive(), Err((why, Fate::NotDelivered)));
+    }
+
     /// Ends an operation that was accepted. Returns true if somebody may be waiting for it.
-    pub(super) fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
+    fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, (Ended, Fate)>) -> bool {
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
             entry.under_way -= usize::from(!receive).min(entry.under_way);
         }
         let mr = self.registrations[op.index()];
         self.release(mr);
+        let result = result.map_err(|(why, fate)| Lost { why, fate: (!receive).then_some(fate) });
         self.ops.finish(op, result)
     }
 
@@ -569,9 +577,12 @@ impl<L: Lanes> Core<L> {
             }
             debug_assert!(done.kind != DoneKind::Receive || done.window.is_some(), "a receive brings its window back");
             let left = entry.left;
-            let result = done.result.map_err(|failure| match failure {
-                Failure::Lane { .. } | Failure::Class(_) if left => Ended::Failed(Failure::PeerClosed),
-                _ => why.unwrap_or(Ended::Failed(failure)),
+            let result = done.result.map_err(|failure| {
+                let ended = match failure {
+                    Failure::Lane { .. } | Failure::Class(_) if left => Ended::Failed(Failure::PeerClosed),
+                    _ => why.unwrap_or(Ended::Failed(failure)),
+                };
+                (ended, done.fate)
             });
             finished |= self.settle(index, OpId::from_token(done.token), done.kind == DoneKind::Receive, result);
         }
@@ -597,7 +608,7 @@ impl<L: Lanes> Core<L> {
         let mut backlog = std::mem::take(&mut entry.backlog);
         self.deliver(index, Some(why));
         backlog.retry(|command| {
-            self.settle(index, command.parts().1, command.is_receive(), Err(why));
+            self.reject(index, &command, why);
             Ok(())
         });
         self.share_budgets();

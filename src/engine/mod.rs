@@ -17,5 +17,5 @@ mod simulation;
 pub use self::core::{Core, NewSession, Seen, SessionState, Witness};
 pub use command::{Command, SessionId};
 pub use log::{Entry as LogEntry, EventLog};
-pub use ops::{Ended, OpId, Ops};
+pub use ops::{Ended, Lost, OpId, Ops};
 pub use shared::{Garbage, Helper, Shared};

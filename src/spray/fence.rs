@@ -6,7 +6,7 @@ use super::config::LaneKind;
 use super::failure::{Failure, Violation};
 use super::health::{Cause, Health};
 use super::lane::{Lane, Stage};
-use super::message::Event;
+use super::message::{Event, Fate};
 use super::mutation::{Mutation, broken};
 use super::outgoing::Stage as Sending;
 use super::records::{Answer, Ask, LaneLife};
@@ -248,7 +248,7 @@ impl Session {
                 self.queue_record(m.class, Pending::Ask(life, id));
             } else {
                 // Nobody keeps count of one-sided bytes: they may come twice.
-                self.chunk_settled(id, !wanted);
+                self.chunk_settled(id, if wanted { Fate::NotDelivered } else { Fate::Unknown });
             }
         }
         self.check_settled(index);
@@ -267,7 +267,7 @@ impl Session {
         let chunk = self.chunks.get(id)?;
         let m = self.outgoing.at(chunk.message)?;
         if matches!(m.stage, Sending::Failing(_)) {
-            self.chunk_settled(id, true);
+            self.chunk_settled(id, Fate::Unknown);
             return None;
         }
         let units = super::chunk::units(u64::from(chunk.bytes), m.unit_shift());
@@ -337,7 +337,7 @@ impl Session {
         let all = u16::MAX >> (16 - units.clamp(1, 16));
         let behind = (number.wrapping_sub(answer.watermark) as i32) < 0;
         let landed = behind || answer.finished || answer.bits & all == all;
-        self.chunk_settled(answer.cookie, landed);
+        self.chunk_settled(answer.cookie, if landed { Fate::Delivered } else { Fate::NotDelivered });
     }
 
     /// True while a lane's chunks wait for the peer's word, or the peer for ours.

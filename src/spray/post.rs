@@ -183,6 +183,9 @@ impl Session {
                 match pending {
                     Pending::Total(key) => {
                         self.send_slots.note(slot, key);
+                        if let Some(m) = self.outgoing.get_mut(key) {
+                            m.total_sent = true;
+                        }
                     }
                     Pending::Bye => bye = true,
                     Pending::Fenced(index) => self.lanes[index as usize].saying = false,

@@ -13,7 +13,7 @@ use super::grant::{Grant, SLOTS, Slots};
 use super::health::Health;
 use super::incoming::Incoming;
 use super::lane::{ClassState, Lane};
-use super::message::{Done, Event, Refused};
+use super::message::{Done, Event, Fate, Refused};
 use super::outgoing::Outgoing;
 use super::rebuild::{Flaps, PerWay};
 use super::records::{Answer, LaneLife, Offer};
@@ -328,7 +328,9 @@ impl Session {
         self.end(why);
         for index in 0..self.outgoing.bound() {
             if let Some(m) = self.outgoing.at_mut(index) {
-                m.in_flight = 0;
+                if std::mem::take(&mut m.in_flight) > 0 {
+                    m.part_ended(Fate::Unknown);
+                }
                 self.finish_failed(index, why);
             }
         }
@@ -383,7 +385,7 @@ impl Session {
         }
         // Nobody will say what became of these.
         for id in self.chunks.lost() {
-            self.chunk_settled(id, true);
+            self.chunk_settled(id, Fate::Unknown);
         }
         for class in &mut self.classes {
             class.records.clear();

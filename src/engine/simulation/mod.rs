@@ -1,6 +1,7 @@
 //! The engine, the spraying machine and the queue pairs over simulated planes that fail in every way, in virtual time. A
 //! seed repeats a run exactly.
 
+mod fates;
 mod plain;
 mod promises;
 mod scenario;

@@ -8,6 +8,7 @@ use super::backlog::{Backlog, Kind};
 use super::command::{Command, SessionId};
 use super::log::EventLog;
 use super::ops::{Ended, Lost, OpId, Ops};
+use super::witness::Witness;
 use crate::lanes::{
     Completed, Completion, Domain, LaneAddress, LaneError, LaneId, LaneSpec, Lanes, MAX_PORTS, MrId, Status, Window,
     WindowAccess,
@@ -31,18 +32,6 @@ pub enum SessionState {
     PeerClosed,
     /// Nothing more will happen; why.
     Ended(Ended),
-}
-
-/// Looks at a session's bootstrap connection, which carries no data but ends when the peer's process does.
-pub type Witness = Box<dyn FnMut() -> Seen + std::marker::Send>;
-
-/// What a [`Witness`] saw.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Seen {
-    /// The connection stands, or it is silent: nothing follows from that.
-    Nothing,
-    /// The peer's end closed or reset it.
-    Gone,
 }
 
 /// A session that is about to begin: its lanes are connected.
@@ -102,7 +91,7 @@ pub(super) struct Entry {
     pub(super) due: Option<Time>,
     pub(super) dirty: bool,
     pub(super) under_way: usize,
-    pub(super) witness: Option<Witness>,
+    pub(super) witness: Option<Box<dyn Witness>>,
     /// Operations that the session had no room for.
     pub(super) backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
@@ -241,8 +230,9 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Both ends of a session are ready; its bootstrap connection is watched from now on.
-    pub fn watch(&mut self, now: Time, id: SessionId, witness: Witness) {
+    pub fn watch(&mut self, now: Time, id: SessionId, witness: Box<dyn Witness>) {
         if let Some(entry) = self.entry_mut(id) {
+            entry.session.set_witness(now, witness.speaks());
             entry.witness = Some(witness);
             entry.ready = true;
             self.drain_new(now, id);
@@ -552,6 +542,9 @@ impl<L: Lanes> Core<L> {
                     entry.dirty = true;
                     break;
                 }
+            }
+            if entry.session.is_dark() {
+                self.say_words(now, index);
             }
             if let Some(why) = self.take_events(index) {
                 // The lanes go before the memory that they may still touch is given back.

@@ -1,11 +1,12 @@
 //! What the engine does for its sessions besides moving their messages: it carries out what they decide about lanes, keeps
 //! their timers, and looks after their peers.
 
-use super::core::{Core, NOBODY, Seen, SessionState};
+use super::core::{Core, NOBODY, SessionState};
 use super::log::Entry as Logged;
 use super::ops::Ended;
+use super::witness::Seen;
 use crate::lanes::{LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes, PortId};
-use crate::spray::{Event, Failure, LaneCommand};
+use crate::spray::{Event, Failure, LaneCommand, Session};
 use crate::time::{Span, Time};
 
 /// How often the bootstrap connections are looked at.
@@ -14,6 +15,8 @@ const WATCH_EVERY: Span = Span::from_millis(2);
 const PARTING: Span = Span::from_millis(500);
 /// What one change of a lane's entropy adds to it; odd, so that it visits every source port.
 const ROLL: u16 = 29;
+/// Words of a peer that are taken in at one look.
+const WORDS: usize = 64;
 /// How late timers may be because completions keep coming.
 const BEHIND: Span = Span::from_millis(1);
 
@@ -128,6 +131,15 @@ impl<L: Lanes> Core<L> {
         self.lanes.doorbell(now);
     }
 
+    /// Moves every queue pair on a port to ERR, as a device that is reset does: what sessions make of it is for trials.
+    pub fn break_port(&mut self, port: PortId) {
+        for entry in self.slots.iter().filter_map(|s| s.entry.as_deref()) {
+            for lane in entry.session.lanes_on(port) {
+                let _ = self.lanes.fence(lane);
+            }
+        }
+    }
+
     fn disown(&mut self, lane: LaneId) {
         if let Some(owner) = self.owner.get_mut(lane.index()) {
             *owner = NOBODY;
@@ -183,7 +195,22 @@ impl<L: Lanes> Core<L> {
                     self.end_slot(index, Ended::Failed(Failure::PeerClosed));
                     continue;
                 }
-                if entry.witness.as_mut().is_some_and(|w| w() == Seen::Gone) {
+                let seen = match &mut entry.witness {
+                    Some(witness) => {
+                        for _ in 0..WORDS {
+                            let Some(word) = witness.hear() else { break };
+                            entry.session.word(now, word);
+                            entry.dirty = true;
+                        }
+                        witness.look()
+                    }
+                    None => Seen::Nothing,
+                };
+                if seen == Seen::Lost {
+                    entry.witness = None;
+                    entry.session.set_witness(now, false);
+                }
+                if seen == Seen::Gone {
                     entry.witness = None;
                     // Its goodbye may be among what came with this round.
                     self.pump(now, index);
@@ -203,6 +230,19 @@ impl<L: Lanes> Core<L> {
                 entry.session.handle_timeout(now);
                 entry.dirty = true;
             }
+        }
+    }
+
+    /// Says over the bootstrap connection what no lane can carry.
+    #[cold]
+    pub(super) fn say_words(&mut self, now: Time, index: usize) {
+        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
+        let Some(witness) = &mut entry.witness else { return };
+        let mut word = [0; Session::WORD];
+        while witness.has_room()
+            && let Some(len) = entry.session.poll_word(now, &mut word)
+        {
+            witness.say(&word[..len]);
         }
     }
 

@@ -11,11 +11,13 @@ mod fences;
 mod log;
 mod ops;
 mod shared;
+mod witness;
 #[cfg(test)]
 mod simulation;
 
-pub use self::core::{Core, NewSession, Seen, SessionState, Witness};
+pub use self::core::{Core, NewSession, SessionState};
 pub use command::{Command, SessionId};
 pub use log::{Entry as LogEntry, EventLog};
 pub use ops::{Ended, Lost, OpId, Ops};
 pub use shared::{Garbage, Helper, Shared};
+pub use witness::{Seen, Witness};

@@ -108,7 +108,8 @@ impl Session {
         if none {
             self.undrain_all();
         }
-        if self.control_class(role.class).is_none() {
+        let spoke = served && role.kind == LaneKind::Control;
+        if spoke && self.control_class(role.class).is_none() && !self.goes_dark() {
             // Nothing can be said to the peer any more.
             self.end(Failure::Lane { lane: id, status });
             return;
@@ -252,6 +253,18 @@ impl Session {
             }
         }
         self.check_settled(index);
+    }
+
+    /// Asks once more about the chunks of a lane of which nothing was heard since it was gone.
+    pub(super) fn ask_again(&mut self, index: u16) {
+        let lane = &self.lanes[index as usize];
+        if lane.stage != Stage::Gone || !lane.settled || lane.limbo == 0 {
+            return;
+        }
+        let life = LaneLife { lane: lane.role.peer_index, generation: lane.role.generation };
+        for id in self.chunks.on_lane(index) {
+            self.queue_record(Class::Latency, Pending::Ask(life, id));
+        }
     }
 
     /// Everything about a lane that is gone is known.

@@ -35,6 +35,7 @@ mod slab;
 mod slots;
 mod stats;
 mod watch;
+mod words;
 
 pub use config::{LaneKind, LaneRole, SessionConfig};
 pub use control::{FEATURES, VERSION};

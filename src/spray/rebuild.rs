@@ -36,6 +36,8 @@ const PROVEN: u64 = 32;
 /// A lane's return.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Return {
+    /// Our new queue pair, as the peer is to know it.
+    pub(super) ours: Option<LaneAddress>,
     /// The peer's queue pair, and the life that it is for.
     offer: Option<(u16, LaneAddress)>,
     /// Not before.
@@ -68,6 +70,11 @@ impl Return {
     /// That of a lane which the bootstrap has made.
     pub(super) fn begun() -> Return {
         Return { said_ready: true, peer_ready: true, ..Return::default() }
+    }
+
+    /// Our receives are posted, and the peer was told.
+    pub(super) fn has_said_ready(&self) -> bool {
+        self.said_ready
     }
 }
 
@@ -175,6 +182,7 @@ impl Session {
         lane.role.generation = lane.role.generation.wrapping_add(1);
         lane.peer_gone = false;
         lane.settled = false;
+        lane.back.ours = Some(address);
         lane.back.peer_ready = false;
         lane.back.said_ready = false;
         let life = LaneLife { lane: number, generation: lane.role.generation };
@@ -376,6 +384,9 @@ impl Session {
             self.set_health(index, Health::Ramping, cause);
         } else {
             self.set_health(index, Health::Draining, cause);
+            if self.is_dark() {
+                self.undrain_all();
+            }
         }
         self.lane_changed(index);
         for class in &mut self.classes {

@@ -21,8 +21,9 @@ use super::select::{Budgets, MAX_CLASS_LANES};
 use super::slab::{Key, Slab};
 use super::slots::SendSlots;
 use super::stats::{MessageStats, SessionStats};
+use super::words::Words;
 use crate::class::Class;
-use crate::lanes::{LaneId, MAX_PORTS, MrId};
+use crate::lanes::{LaneId, MAX_PORTS, MrId, PortId};
 use crate::mem::Region;
 use crate::time::{Span, Time};
 
@@ -155,6 +156,7 @@ pub struct Session {
     pub(super) flaps: PerWay<Flaps>,
     /// When lanes are to be made or looked at.
     pub(super) rebuild_at: Option<Time>,
+    pub(super) words: Words,
     /// Ports that our operator took out of use, and the last that was heard of the peer's.
     pub(super) drained: [bool; MAX_PORTS],
     pub(super) drains_heard: [u16; MAX_PORTS],
@@ -230,6 +232,7 @@ impl Session {
             ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
             flaps: PerWay::default(),
             rebuild_at: None,
+            words: Words::default(),
             drained: [false; MAX_PORTS],
             drains_heard: [0; MAX_PORTS],
             rng: fastrand::Rng::with_seed(config.nonce),
@@ -516,6 +519,11 @@ impl Session {
             }
             state.records.push_back(Pending::Grant(key));
         }
+    }
+
+    /// Connected lanes on a local port. Off the hot path.
+    pub fn lanes_on(&self, port: PortId) -> impl Iterator<Item = LaneId> {
+        self.lanes.iter().filter(move |l| l.role.port == port && l.is_up()).map(|l| l.id)
     }
 
     /// Channels that exist.

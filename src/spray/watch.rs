@@ -136,11 +136,12 @@ impl Session {
             self.peer_event(Health::Healthy, Health::Suspect, Cause::Silence { age: silent, threshold, deliveries: 0 });
         }
         let unanswered = self.lanes.iter().any(|l| l.is_fencing() && now.since(l.given_up) >= timeout);
-        if silent >= timeout || unanswered {
+        let dark = self.words.dark.is_some_and(|since| now.since(since) >= timeout);
+        if silent >= timeout || unanswered || dark {
             self.end(Failure::Silent { after: timeout });
             return;
         }
-        if busy || self.is_fencing() {
+        if busy || self.is_fencing() || self.is_dark() {
             self.watch_at = Some(now + self.look_every());
         }
     }

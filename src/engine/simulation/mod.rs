@@ -5,6 +5,7 @@ mod fates;
 mod plain;
 mod promises;
 mod scenario;
+mod words;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

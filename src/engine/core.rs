@@ -531,6 +531,8 @@ impl<L: Lanes> Core<L> {
             let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
             entry.dirty = false;
             self.obey(now, index);
+            // Before a lane takes the words, and again for those that posting brings.
+            self.say_words(now, index);
             let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
             while let Some(post) = entry.session.poll_post(now) {
                 let posted = match &post {
@@ -543,9 +545,7 @@ impl<L: Lanes> Core<L> {
                     break;
                 }
             }
-            if entry.session.is_dark() {
-                self.say_words(now, index);
-            }
+            self.say_words(now, index);
             if let Some(why) = self.take_events(index) {
                 // The lanes go before the memory that they may still touch is given back.
                 self.end_slot(index, why);

@@ -1,7 +1,7 @@
 //! What the engine does for its sessions besides moving their messages: it carries out what they decide about lanes, keeps
 //! their timers, and looks after their peers.
 
-use super::core::{Core, NOBODY, SessionState};
+use super::core::{Core, Entry, NOBODY, SessionState};
 use super::log::Entry as Logged;
 use super::ops::Ended;
 use super::witness::Seen;
@@ -96,7 +96,7 @@ impl<L: Lanes> Core<L> {
     /// Takes a local port out of use for every session, or back. False, and nothing is changed, if a session has no other
     /// port that could carry on.
     pub fn drain(&mut self, now: Time, port: PortId, on: bool) -> bool {
-        let ready = |e: &&super::core::Entry| e.ready && e.state == SessionState::Open;
+        let ready = |e: &&Entry| e.ready && e.state == SessionState::Open;
         let mut sessions = self.slots.iter().filter_map(|s| s.entry.as_deref()).filter(ready);
         if on && !sessions.all(|e| e.session.can_drain(port)) {
             return false;
@@ -234,15 +234,10 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Says over the bootstrap connection what no lane can carry.
-    #[cold]
+    #[inline]
     pub(super) fn say_words(&mut self, now: Time, index: usize) {
-        let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
-        let Some(witness) = &mut entry.witness else { return };
-        let mut word = [0; Session::WORD];
-        while witness.has_room()
-            && let Some(len) = entry.session.poll_word(now, &mut word)
-        {
-            witness.say(&word[..len]);
+        if let Some(entry) = self.slots[index].entry.as_deref_mut().filter(|e| e.session.speaks_by_witness()) {
+            entry.say_words(now);
         }
     }
 
@@ -260,6 +255,19 @@ impl<L: Lanes> Core<L> {
             }
             entry.told = n;
             entry.dirty = true;
+        }
+    }
+}
+
+impl Entry {
+    #[cold]
+    fn say_words(&mut self, now: Time) {
+        let Some(witness) = &mut self.witness else { return };
+        let mut word = [0; Session::WORD];
+        while witness.has_room()
+            && let Some(len) = self.session.poll_word(now, &mut word)
+        {
+            witness.say(&word[..len]);
         }
     }
 }

@@ -11,9 +11,9 @@ mod fences;
 mod log;
 mod ops;
 mod shared;
-mod witness;
 #[cfg(test)]
 mod simulation;
+mod witness;
 
 pub use self::core::{Core, NewSession, SessionState};
 pub use command::{Command, SessionId};

@@ -134,6 +134,7 @@ impl Session {
         if silent >= threshold && !self.peer_suspect {
             self.peer_suspect = true;
             self.peer_event(Health::Healthy, Health::Suspect, Cause::Silence { age: silent, threshold, deliveries: 0 });
+            self.try_witness();
         }
         let unanswered = self.lanes.iter().any(|l| l.is_fencing() && now.since(l.given_up) >= timeout);
         let dark = self.words.dark.is_some_and(|since| now.since(since) >= timeout);

@@ -1,5 +1,8 @@
-//! What is said about lanes when no lane is left that could say it: a few records go over the bootstrap connection, the
-//! witness, until a control lane is back. Data never does.
+//! What is said about lanes when no lane can say it: a few records go over the bootstrap connection, the witness, until a
+//! control lane is back. Data never does.
+//!
+//! That is so when no control lane is in use here, or when nothing gets through by those that are: then each end may have lost
+//! just the lanes that the other one speaks by.
 
 use super::control::{Header, Record, Writer};
 use super::failure::{Failure, Violation};
@@ -30,16 +33,28 @@ impl Session {
         self.now = now;
         self.words.hope |= speaks;
         self.words.speaks = speaks;
-        if self.words.dark.is_some() && speaks {
+        if self.speaks_by_witness() {
             // Nobody knows what of the last witness arrived.
             self.say_all_again();
         }
     }
 
-    /// True while no control lane is in use: what must be said about lanes comes out of [`Session::poll_word`].
-    #[inline]
+    /// True while no control lane is in use.
     pub fn is_dark(&self) -> bool {
         self.words.dark.is_some()
+    }
+
+    /// True while what must be said about lanes comes out of [`Session::poll_word`].
+    #[inline]
+    pub fn speaks_by_witness(&self) -> bool {
+        (self.words.dark.is_some() || self.peer_suspect) && self.words.speaks
+    }
+
+    /// Nothing gets through by any lane.
+    pub(super) fn try_witness(&mut self) {
+        if self.words.speaks {
+            self.say_all_again();
+        }
     }
 
     /// The last control lane was given up. False if nothing can be said to the peer any more.
@@ -82,9 +97,9 @@ impl Session {
     }
 
     /// The next message for the witness, in `out` of at least [`Session::WORD`] bytes; call until it returns `None`, after any
-    /// other call. Only while the session [is dark](Session::is_dark).
+    /// other call. Only while [`Session::speaks_by_witness`].
     pub fn poll_word(&mut self, now: Time, out: &mut [u8]) -> Option<usize> {
-        if self.words.dark.is_none() || !self.words.speaks || self.over.is_some() {
+        if !self.speaks_by_witness() || self.over.is_some() {
             return None;
         }
         self.now = now;

@@ -82,11 +82,13 @@ pub(super) struct Slot {
 
 pub(super) struct Entry {
     pub(super) session: Session,
-    domain: Domain,
+    pub(super) domain: Domain,
     pub(super) lanes: Vec<LaneId>,
     /// By the lane's number: how it is made, and where the peer's is.
     pub(super) remake: Vec<Option<(LaneSpec, LaneAddress)>>,
     control: MrId,
+    /// Where probes of lanes that return may write; made with the first of them.
+    pub(super) scratch: Option<(MrId, Window)>,
     pub(super) state: SessionState,
     pub(super) due: Option<Time>,
     pub(super) dirty: bool,
@@ -211,6 +213,7 @@ impl<L: Lanes> Core<L> {
             lanes,
             remake,
             control,
+            scratch: None,
             state: SessionState::Open,
             due: None,
             dirty: true,
@@ -326,6 +329,10 @@ impl<L: Lanes> Core<L> {
         self.end_slot(usize::from(id.index), Ended::Cancelled);
         if let Some(entry) = self.slots[usize::from(id.index)].entry.take() {
             self.lanes.deregister(entry.control);
+            if let Some((mr, window)) = entry.scratch {
+                self.lanes.close_window(&window);
+                self.lanes.deregister(mr);
+            }
         }
     }
 

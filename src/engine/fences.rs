@@ -5,7 +5,10 @@ use super::core::{Core, Entry, NOBODY, SessionState};
 use super::log::Entry as Logged;
 use super::ops::Ended;
 use super::witness::Seen;
-use crate::lanes::{LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes, PortId};
+use crate::lanes::{
+    Domain, LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes, MrId, PortId, Remote, Window, WindowAccess,
+};
+use crate::mem::Region;
 use crate::spray::{Event, Failure, LaneCommand, Session};
 use crate::time::{Span, Time};
 
@@ -47,11 +50,17 @@ impl<L: Lanes> Core<L> {
     fn make(&mut self, now: Time, index: usize, number: u16, rolls: u16) {
         let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
         let how = entry.remake.get(usize::from(number)).copied().flatten();
-        let made = how.and_then(|(spec, _)| {
+        if entry.scratch.is_none() {
+            entry.scratch = scratch(&mut self.lanes, entry.domain);
+        }
+        let window = entry.scratch.map(|s| s.1);
+        let made = how.zip(window).and_then(|((spec, _), window)| {
+            let key = window.keys[usize::from(spec.port.0) % window.keys.len()];
+            let target = Remote { addr: window.addr, rkey: key };
             let entropy = spec.entropy.wrapping_add(rolls.wrapping_mul(ROLL));
             let lane = self.lanes.create(&LaneSpec { entropy, ..spec }).ok()?;
             match self.lanes.address(lane) {
-                Ok(address) => Some((lane, address)),
+                Ok(address) => Some((lane, address, target)),
                 Err(_) => {
                     let _ = self.lanes.destroy(lane);
                     None
@@ -59,9 +68,9 @@ impl<L: Lanes> Core<L> {
             }
         });
         match made {
-            Some((lane, address)) => {
+            Some((lane, address, target)) => {
                 entry.lanes.push(lane);
-                entry.session.lane_made(now, number, lane, address);
+                entry.session.lane_made(now, number, lane, address, target);
                 self.own(lane, index);
             }
             None => entry.session.lane_not_made(now, number),
@@ -255,6 +264,20 @@ impl<L: Lanes> Core<L> {
             }
             entry.told = n;
             entry.dirty = true;
+        }
+    }
+}
+
+/// Memory of no meaning that a peer's probes may write to: one packet of the largest MTU.
+fn scratch<L: Lanes>(lanes: &mut L, domain: Domain) -> Option<(MrId, Window)> {
+    const LARGEST_MTU: u64 = 4096;
+    let region = Region::alloc(LARGEST_MTU as usize).ok()?;
+    let mr = lanes.register(&region).ok()?;
+    match lanes.open_window(domain, mr, 0, LARGEST_MTU, WindowAccess { write: true, read: false, atomic: false }) {
+        Ok(window) => Some((mr, window)),
+        Err(_) => {
+            lanes.deregister(mr);
+            None
         }
     }
 }

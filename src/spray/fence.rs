@@ -82,6 +82,9 @@ impl Session {
         }
         lane.dead = Some(status);
         lane.stage = Stage::Flushing;
+        if lane.health == Health::Healthy {
+            lane.back.forget_mtu();
+        }
         lane.given_up = self.now;
         lane.path.restart(self.now);
         let (id, role, served) = (lane.id, lane.role, lane.is_serving());

@@ -77,7 +77,7 @@ impl Session {
         for index in 0..self.lanes.len() as u16 {
             let lane = &self.lanes[index as usize];
             let life = LaneLife { lane: lane.role.peer_index, generation: lane.role.generation };
-            let offer = lane.back.ours.map(|address| Pending::Offer(Offer { life, address }));
+            let offer = lane.back.ours.map(|(address, target)| Pending::Offer(Offer { life, address, target }));
             let said_ready = lane.back.has_said_ready();
             match lane.stage {
                 Stage::Up if lane.open => {}

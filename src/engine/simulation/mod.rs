@@ -2,6 +2,7 @@
 //! seed repeats a run exactly.
 
 mod fates;
+mod mtu;
 mod plain;
 mod promises;
 mod scenario;

@@ -1,0 +1,100 @@
+//! A plane that returns and does not take full packets any more.
+
+use super::scenario::config;
+use super::world::{Shape, World, address};
+use crate::class::Class;
+use crate::engine::OpId;
+use crate::lanes::PortId;
+use crate::mem::Region;
+use crate::sim::Faults;
+use crate::spray::{Cause, Health, Subject, Transition};
+use crate::time::Span;
+
+/// Enough to want every lane.
+const LEN: usize = 400_000;
+
+fn world() -> World {
+    let faults = Faults::default();
+    let (sloth, slow_fence) = (Span::from_micros(10), Span::from_micros(100));
+    World::new(Shape { seed: 5, planes: 2, data: 2, plain: false, sloth, slow_fence, faults }, config(5, true))
+}
+
+fn both(mut what: impl FnMut(std::net::IpAddr, std::net::IpAddr)) {
+    what(address(0, 0), address(0, 1));
+    what(address(0, 1), address(0, 0));
+}
+
+/// Messages in both directions for this long; all of them arrive.
+fn run(world: &mut World, span: Span) {
+    let end = world.now + span;
+    let mut waiting: Vec<(usize, OpId)> = Vec::new();
+    while world.now < end {
+        for from in 0..2 {
+            let (source, target) = (Region::from_vec(vec![3; LEN]), Region::from_vec(vec![0; LEN]));
+            waiting.push((1 - from, world.receive(1 - from, 0, &target)));
+            waiting.push((from, world.send(from, 0, Class::Bulk, &source, false)));
+        }
+        let until = world.now + Span::from_millis(5);
+        while world.step(until) {}
+        waiting.retain(|&(side, op)| {
+            world.take(side, op).is_none_or(|result| {
+                assert_eq!(result, Ok(LEN as u64));
+                false
+            })
+        });
+    }
+    let until = world.now + Span::from_millis(200);
+    while world.step(until) {}
+    for (side, op) in waiting {
+        assert_eq!(world.take(side, op), Some(Ok(LEN as u64)));
+    }
+}
+
+/// The plane is cut, what is under way is lost, and it is back.
+fn fail(world: &mut World) {
+    let net = world.net.clone();
+    both(|a, b| net.cut(a, b));
+    run(world, Span::from_millis(200));
+    both(|a, b| net.heal_between(a, b));
+}
+
+fn steps(world: &World, side: usize, from: u64) -> (Vec<u32>, u64) {
+    let (entries, next) = world.ends[side].core.log().since(from);
+    let ours = |t: &Transition| matches!(t.subject, Subject::Lane(_)) && t.port == PortId(0) && t.to == Health::Dead;
+    let mtu = |t: Transition| if let Cause::Mtu { mtu } = t.cause { Some(mtu) } else { None };
+    (entries.map(|e| e.transition).filter(ours).filter_map(mtu).collect(), next)
+}
+
+#[test]
+fn a_returning_lane_steps_down_to_what_passes() {
+    let mut world = world();
+    run(&mut world, Span::from_millis(20));
+    // A payload of 512 bytes and its headers.
+    let net = world.net.clone();
+    both(|a, b| net.limit(a, b, Some(600)));
+    fail(&mut world);
+    run(&mut world, Span::from_secs(3));
+    let mut next = [0, 0];
+    for side in 0..2 {
+        let (stepped, end) = steps(&world, side, 0);
+        next[side] = end;
+        assert!(stepped.iter().all(|&mtu| mtu == 1024), "{stepped:?}");
+        let stats = world.ends[side].core.session(world.ends[side].session).expect("it lives").stats();
+        assert!(stats.lanes.iter().all(|l| l.alive), "all of them carry messages again");
+    }
+    // Who found out first told the other one.
+    assert!(!steps(&world, 0, 0).0.is_empty() || !steps(&world, 1, 0).0.is_empty());
+    let before: u64 = world.ends[0].core.session(world.ends[0].session).expect("it lives").stats().ports[0].bytes;
+    run(&mut world, Span::from_millis(100));
+    let after: u64 = world.ends[0].core.session(world.ends[0].session).expect("it lives").stats().ports[0].bytes;
+    assert!(after > before + 100_000, "the plane is used: {before} {after}");
+    // What passes again is used again, once the lanes were lost once more.
+    both(|a, b| net.limit(a, b, None));
+    fail(&mut world);
+    run(&mut world, Span::from_secs(2));
+    for side in 0..2 {
+        assert_eq!(steps(&world, side, next[side]).0, [], "nothing was too large");
+        let stats = world.ends[side].core.session(world.ends[side].session).expect("it lives").stats();
+        assert!(stats.lanes.iter().all(|l| l.alive));
+    }
+}

@@ -193,13 +193,13 @@ impl Session {
     fn on_probe(&mut self, index: u16, c: &Completion) {
         let lane = &mut self.lanes[index as usize];
         let mut best = lane.path.rate().unwrap_or(0);
-        let full = c.id & FULL != 0;
-        let charge = lane.on_complete(self.now, if full { lane.role.mtu } else { 0 }, c, &mut best);
+        // One packet alone says nothing about the lane's rate: none of them counts as bytes.
+        let charge = lane.on_complete(self.now, 0, c, &mut best);
         self.budgets.sub(lane.role.peer_port, charge);
         if c.status == Status::Success {
             self.delivered[lane.role.class.index()] += 1;
             self.lane_changed(index);
-            self.probe_came(index, full);
+            self.probe_came(index, c.id & FULL != 0);
         }
     }
 

@@ -7,7 +7,7 @@ use super::control::{Header, Record, Writer};
 use super::credit::RESERVE;
 use super::grant::Grant;
 use super::incoming::Incoming;
-use super::intake::{ANNOUNCE, CHUNK, CONTROL, FULL, MESSAGE, PROBE, kind_of};
+use super::intake::{ANNOUNCE, CHUNK, CONTROL, MESSAGE, PROBE, kind_of};
 use super::message::Post;
 use super::outgoing::{Outgoing, Stage};
 use super::replay::Replay;
@@ -53,7 +53,7 @@ impl Session {
             CONTROL => self.unpost_control(index, id as u16),
             PROBE => {
                 let lane = &mut self.lanes[index as usize];
-                let charge = lane.on_unpost(if id & FULL != 0 { lane.role.mtu } else { 0 });
+                let charge = lane.on_unpost(0);
                 self.budgets.sub(lane.role.peer_port, charge);
             }
             kind => {

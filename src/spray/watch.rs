@@ -214,7 +214,7 @@ impl Session {
             }
             let full = lane.back.full_probe();
             let (bytes, remote) = full.map_or((0, Remote::default()), |target| (lane.role.mtu, target));
-            let charge = lane.on_post(self.now, bytes);
+            let charge = lane.on_post(self.now, 0);
             self.budgets.add(lane.role.peer_port, charge);
             let id = lane.id;
             if lane.role.kind == LaneKind::Data {

@@ -168,7 +168,11 @@ fn a_lost_carrier_stalls_nothing_for_long() {
                 stream.run_for(Duration::from_millis(250))
             });
             let (down, peer, dead) = lost(fabric, from);
-            assert!(down + peer == lanes && dead == lanes, "{down} and {peer} of {dead} lanes by event, not {lanes}");
+            // A new one may be lost on the other end's word, which comes later than ours.
+            assert!(
+                down + peer == dead && dead >= lanes,
+                "{down} and {peer} of {dead} lanes by event, at least {lanes}"
+            );
             own += down;
             run("ip link set dev pa0 up").expect("up");
             let back = stream.until_whole();

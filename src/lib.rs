@@ -77,4 +77,4 @@ pub use engine::LogEntry;
 pub use lanes::WindowAccess;
 #[cfg(target_os = "linux")]
 pub use qualify::{Finding, Qualify, Verdict};
-pub use spray::{Cause, Failure, Health, PeerReason, Subject, Transition};
+pub use spray::{Cause, Failure, Fate, Health, PeerReason, Subject, Transition};

@@ -1,12 +1,14 @@
 //! The public API used badly, or by a peer that goes away: bounded time, typed errors, nothing lost in silence.
 
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use planespray::{
-    Class, Connection, Error, Fabric, FabricConfig, JobKey, Pending, RemoteWindow, SendOptions, WindowAccess,
+    Class, Connection, Error, Fabric, FabricConfig, Fate, JobKey, Pending, RemoteWindow, SendOptions, WindowAccess,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -411,6 +413,9 @@ fn child() {
     let planes = [format!("127.0.{net}.3"), format!("127.0.{net}.4")];
     let fabric = open_with(&planes, |_| ());
     let c = fabric.connect(addr, LONG).expect("connects");
+    if how == "take" {
+        say_what_comes(&fabric, &c);
+    }
     let mut queue = std::collections::VecDeque::new();
     let start = Instant::now();
     for n in 0u64.. {
@@ -434,6 +439,20 @@ fn child() {
             return;
         }
     }
+}
+
+/// Receives on channel 0 for ever, and says the number of each message once it has it.
+fn say_what_comes(fabric: &Fabric, c: &Connection) -> ! {
+    let receive = || c.receive(0, fabric.alloc(200_000).expect("memory")).expect("room");
+    let mut queue: std::collections::VecDeque<_> = (0..8).map(|_| receive()).collect();
+    for n in 0u64.. {
+        let got = queue.pop_front().expect("some").wait(LONG);
+        let (len, buffer) = (got.result.expect("received"), got.buffer.expect("back"));
+        assert!(buffer[..len].iter().all(|&b| b == n as u8), "message {n}");
+        println!("got {n}");
+        queue.push_back(receive());
+    }
+    unreachable!()
 }
 
 fn start_child(how: &str, addr: SocketAddr, net: u8) -> Child {
@@ -496,6 +515,79 @@ fn a_peer_that_exits_without_a_word_is_reported() {
         child.wait().expect("ends");
         assert!(!c.close(LONG).clean);
     }
+}
+
+/// The sender's verdict on each message against what the killed process said that it had.
+#[test]
+fn a_killed_peer_leaves_a_verdict_on_every_message() {
+    let fabric = open_with(&["127.0.83.1".into(), "127.0.83.2".into()], |_| ());
+    let listener = fabric.listen("127.0.0.1:0".parse().expect("an address")).expect("listens");
+    let program = std::env::current_exe().expect("a program");
+    let mut child = Command::new(program)
+        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .env("MISUSE_CHILD", format!("take@{}", listener.local_addr()))
+        .env("MISUSE_NET", "83")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let said = BufReader::new(child.stdout.take().expect("its output"));
+    let c = listener.accept(LONG).expect("accepts");
+    let post = |channel: u32, n: u64, len: usize| {
+        let mut buffer = fabric.alloc(len).expect("memory");
+        buffer.fill(n as u8);
+        let options = SendOptions { channel, rendezvous: len > 1000, ..SendOptions::default() };
+        c.send(options, buffer, len).expect("room")
+    };
+    // Nobody receives these.
+    let mut stuck: Vec<_> = (0..4).map(|n| post(7, n, 100_000)).collect();
+    let mut open = std::collections::VecDeque::new();
+    let mut verdicts = Vec::new();
+    let mut killed = None;
+    for n in 0u64..400 {
+        open.push_back(post(0, n, if n % 3 == 0 { 500 } else { 1 + (n as usize * 7919) % 200_000 }));
+        if n == 300 {
+            child.kill().expect("kills");
+            killed = Some(Instant::now());
+        }
+        while killed.is_none() && open.len() > 24 {
+            verdicts.push(open.pop_front().expect("some").wait(LONG).result);
+        }
+    }
+    let rest = open.into_iter().chain(stuck.drain(..));
+    let (mut after, killed) = (Vec::new(), killed.expect("killed"));
+    for mut pending in rest {
+        after.push(pending.wait(LONG).result);
+    }
+    assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
+    verdicts.extend(after);
+    child.wait().expect("ends");
+    let lines = said.lines().map_while(Result::ok);
+    let got: HashSet<u64> = lines.filter_map(|l| l.strip_prefix("got ")?.parse().ok()).collect();
+    let (mut missing, mut unknown) = (0, 0);
+    for (n, result) in verdicts.iter().enumerate() {
+        let arrived = n < 400 && got.contains(&(n as u64));
+        let Err(error) = result else { continue };
+        assert!(matches!(error, Error::PeerGone { .. }), "message {n}: {error}");
+        match error.fate().expect("a verdict") {
+            Fate::NotDelivered => {
+                assert!(!arrived, "message {n} was delivered");
+                missing += 1;
+            }
+            Fate::Unknown => unknown += 1,
+            Fate::Delivered => {}
+        }
+        if n >= 400 {
+            assert_eq!(error.fate(), Some(Fate::NotDelivered), "it had no receive");
+            assert!(error.to_string().contains("not delivered"), "{error}");
+        }
+    }
+    println!(
+        "{} of 404 sent, {missing} not delivered, {unknown} unknown; the peer had {}",
+        404 - missing - unknown,
+        got.len()
+    );
+    assert!(got.len() > 200 && missing >= 4);
 }
 
 #[test]

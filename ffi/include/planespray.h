@@ -89,6 +89,26 @@
 #define SPRAY_BUG -9
 
 /*
+ The error was not about the arrival of something sent.
+ */
+#define SPRAY_FATE_NONE 0
+
+/*
+ All of it had arrived, as success would have meant.
+ */
+#define SPRAY_FATE_DELIVERED 1
+
+/*
+ It has not arrived, and will not.
+ */
+#define SPRAY_FATE_NOT_DELIVERED 2
+
+/*
+ Part of it was under way, and nobody is left who could tell.
+ */
+#define SPRAY_FATE_UNKNOWN 3
+
+/*
  The version that this header describes.
  */
 #define SPRAY_ABI_VERSION 1
@@ -447,6 +467,12 @@ void spray_request_detach(struct spray_request *request);
  Valid until the next call of this thread.
  */
 const char *spray_last_error(void);
+
+/*
+ Whether the message that the last failure of this thread was about was delivered: `SPRAY_FATE_..`. Of `spray_test_batch`, the
+ last of those that failed in the call.
+ */
+int32_t spray_last_fate(void);
 
 /*
  A status in a few words; never NULL.

@@ -11,8 +11,8 @@ use super::fabric::Inner;
 use super::pending::Pending;
 use super::window::RemoteWindow;
 use crate::class::Class;
-use crate::engine::{Command, Ended, OpId, SessionId, SessionState};
-use crate::spray::{Failure, OneSided, Send, Source};
+use crate::engine::{Command, Ended, Lost, OpId, SessionId, SessionState};
+use crate::spray::{Failure, Fate, OneSided, Send, Source};
 
 /// Operations that one connection may have outstanding.
 const MAX_OUTSTANDING: usize = 8192;
@@ -51,7 +51,7 @@ pub struct Refused {
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReport {
-    /// Sends and one-sided operations that were still under way: not delivered, or it is not known.
+    /// Sends and one-sided operations that were still under way. [`Error::fate`] of each one's outcome says what is known of it.
     pub undelivered: usize,
     /// True if the peer acknowledged our goodbye.
     pub clean: bool,
@@ -77,23 +77,24 @@ impl Peer {
         self.outstanding.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(super) fn failed(&self, ended: Ended) -> Error {
-        let peer = self.label.clone();
-        match ended {
+    pub(super) fn failed(&self, lost: Lost) -> Error {
+        let (peer, fate) = (self.label.clone(), lost.fate);
+        match lost.why {
             Ended::PeerGone => Error::PeerGone {
                 peer,
                 seen: "its bootstrap connection closed without a goodbye (the process ended or was killed)",
+                fate,
             },
-            Ended::Failed(Failure::PeerClosed) => Error::PeerGone { peer, seen: "it closed the connection" },
-            Ended::Failed(failure) => Error::Failed { peer, failure },
+            Ended::Failed(Failure::PeerClosed) => Error::PeerGone { peer, seen: "it closed the connection", fate },
+            Ended::Failed(failure) => Error::Failed { peer, failure, fate },
             Ended::Refused(refused) => Error::NotTaken { peer, refused },
-            Ended::Cancelled => Error::Closed { peer },
+            Ended::Cancelled => Error::Closed { peer, fate },
         }
     }
 
     pub(super) fn begin(&self) -> Result<OpId, Error> {
         if self.removed.load(Ordering::Acquire) {
-            return Err(self.failed(Ended::Cancelled));
+            return Err(self.failed(Lost { why: Ended::Cancelled, fate: Some(Fate::NotDelivered) }));
         }
         if self.outstanding.fetch_add(1, Ordering::AcqRel) >= MAX_OUTSTANDING {
             self.finished();
@@ -264,9 +265,9 @@ impl Connection {
     /// Why the connection is over, if it is.
     pub fn error(&self) -> Option<Error> {
         match self.peer.fabric.shared.lock().state(self.peer.session) {
-            Some(SessionState::Ended(why)) => Some(self.peer.failed(why)),
+            Some(SessionState::Ended(why)) => Some(self.peer.failed(Lost { why, fate: None })),
             Some(_) => None,
-            None => Some(self.peer.failed(Ended::Cancelled)),
+            None => Some(self.peer.failed(Lost { why: Ended::Cancelled, fate: None })),
         }
     }
 
@@ -285,7 +286,7 @@ impl Connection {
     }
 
     /// Sends what is under way, says goodbye, and ends the connection after at most `timeout`. Operations that
-    /// are not over by then end with an error.
+    /// are not over by then end with an error; [`Error::fate`] says what is known of each.
     pub fn close(self, timeout: Duration) -> CloseReport {
         self.shut(timeout)
     }

@@ -6,7 +6,7 @@ use crate::bootstrap::{BootstrapError, KeyError};
 use crate::lanes::LaneError;
 use crate::mem::MemError;
 use crate::soft::SoftError;
-use crate::spray::{Failure, Refused};
+use crate::spray::{Failure, Fate, Refused};
 use crate::topology::SurveyError;
 use crate::verbs::VerbsError;
 
@@ -81,12 +81,14 @@ pub enum Error {
         size: u64,
     },
     /// The operation failed.
-    #[error("{peer}: {failure}")]
+    #[error("{peer}: {failure}{known}", known = known(*.fate))]
     Failed {
         /// The peer.
         peer: String,
         /// Why.
         failure: Failure,
+        /// As [`Error::fate`] says.
+        fate: Option<Fate>,
     },
     /// The connection did not take the operation.
     #[error("{peer}: not taken: {refused}")]
@@ -97,19 +99,33 @@ pub enum Error {
         refused: Refused,
     },
     /// Our own end closed the connection first.
-    #[error("the connection to {peer} was closed at this end before the operation was over")]
+    #[error("the connection to {peer} was closed at this end before the operation was over{known}", known = known(*.fate))]
     Closed {
         /// The peer.
         peer: String,
+        /// As [`Error::fate`] says.
+        fate: Option<Fate>,
     },
     /// The peer's process ended or closed the session.
-    #[error("peer {peer} is gone: {seen}; messages under way were not delivered, or it is not known")]
+    #[error("peer {peer} is gone: {seen}{known}", known = known(*.fate))]
     PeerGone {
         /// The peer.
         peer: String,
         /// What told so.
         seen: &'static str,
+        /// As [`Error::fate`] says.
+        fate: Option<Fate>,
     },
+}
+
+/// What is known of the message that an error is about.
+fn known(fate: Option<Fate>) -> &'static str {
+    match fate {
+        None => "",
+        Some(Fate::Delivered) => "; the message had been delivered",
+        Some(Fate::NotDelivered) => "; the message was not delivered",
+        Some(Fate::Unknown) => "; whether the message was delivered is not known",
+    }
 }
 
 /// What to do about a backend's error, where that is known.
@@ -143,6 +159,20 @@ pub(super) fn at_address(addr: std::net::SocketAddr, error: BootstrapError) -> E
 }
 
 impl Error {
+    /// What is known about the arrival of the send or one-sided operation that ended with this error. `None` for receives, for
+    /// errors of a whole connection, and for errors that are not about an operation's end.
+    ///
+    /// *Delivered* means what success means: it was in the peer's memory, or a small message in the hands of its engine. If
+    /// the peer's process has ended since, its program may not have looked at it. *Unknown* is said only if part of it was
+    /// under way and nobody is left who could tell.
+    pub fn fate(&self) -> Option<Fate> {
+        match self {
+            Error::Failed { fate, .. } | Error::Closed { fate, .. } | Error::PeerGone { fate, .. } => *fate,
+            Error::NotTaken { .. } | Error::Full | Error::Range { .. } => Some(Fate::NotDelivered),
+            _ => None,
+        }
+    }
+
     /// True if the same call may succeed later without any change.
     pub fn is_back_pressure(&self) -> bool {
         matches!(self, Error::Full)

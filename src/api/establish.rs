@@ -11,11 +11,11 @@ use super::connection::{Connection, Peer};
 use super::error::{Error, at_address};
 use super::fabric::{Fabric, Inner, Listener};
 use super::probe::{self, Prober};
-use crate::bootstrap::tcp::{self, Connector, Incoming, ListenerConfig, Peering, Sight};
+use crate::bootstrap::tcp::{self, Connector, Incoming, ListenerConfig, Peering};
 use crate::bootstrap::{
     FEATURE_PROBES, Hello, LaneKind as PlannedKind, LanePlan, Limits, PlaneOffer, Refusal, Role, Step,
 };
-use crate::engine::{NewSession, Seen, SessionId};
+use crate::engine::{NewSession, SessionId};
 use crate::lanes::{Control, Domain, LaneAddress, LaneError, LaneId, LaneSpec};
 use crate::spray::{LaneKind, LaneRole, SessionConfig};
 use crate::time::{Span, Time};
@@ -312,15 +312,11 @@ impl Rising {
         let (Some(session), addr) = (self.session, self.peering.peer_addr()) else {
             return Err(Error::Engine(LaneError::Invalid { what: "handshake state" }));
         };
-        let Ok((established, mut witness)) = self.peering.finish() else {
+        let Ok((established, witness)) = self.peering.finish() else {
             fabric.shared.lock().remove(session);
             return Err(Error::Engine(LaneError::Invalid { what: "handshake state" }));
         };
-        let look = Box::new(move || match witness.poll() {
-            Sight::Closed | Sight::Reset => Seen::Gone,
-            Sight::Alive | Sight::Lost => Seen::Nothing,
-        });
-        fabric.shared.lock().watch(fabric.shared.now(), session, look);
+        fabric.shared.lock().watch(fabric.shared.now(), session, Box::new(witness));
         let label = format!("{} ({addr})", established.peer.host);
         Ok(Connection::new(Peer::new(fabric.clone(), session, label, established.peer.nonce)))
     }

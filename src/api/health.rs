@@ -13,6 +13,8 @@ pub enum PlaneFault {
     Cut,
     /// The same, and the port's carrier is reported lost.
     CutWithEvent,
+    /// Its queue pairs go to ERR at this end, as those of a device that is reset. Needs no [`PlaneFault::Heal`].
+    Break,
     /// They get through again, and if its carrier was reported lost, it is reported back.
     Heal,
 }
@@ -21,12 +23,17 @@ impl Fabric {
     /// Plays a failure of a plane, or its end. Returns when, by the clock of [`Fabric::events`].
     ///
     /// # Errors
-    /// [`Error::Config`] if the fabric has no such plane, or it does not run on the embedded engine.
+    /// [`Error::Config`] if the fabric has no such plane, or it does not run on the embedded engine (but for
+    /// [`PlaneFault::Break`]).
     pub fn inject(&self, plane: u16, fault: PlaneFault) -> Result<Time, Error> {
         let ports = self.ports_of(plane)?;
         let mut core = self.inner.shared.lock();
         let now = self.inner.shared.now();
         for port in ports {
+            if fault == PlaneFault::Break {
+                core.break_port(port);
+                continue;
+            }
             let Some(udp) = core.lanes_mut().udp_mut() else {
                 let what =
                     "planes can be cut on the embedded engine only; on a NIC use its switch, or drain the plane".into();

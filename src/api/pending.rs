@@ -23,7 +23,7 @@ pub struct Pending {
 pub struct Outcome {
     /// The buffer, free for any use again; `None` if the operation is not over ([`Error::TimedOut`]).
     pub buffer: Option<Buffer>,
-    /// Bytes moved, or why not.
+    /// Bytes moved, or why not. [`Error::fate`] says whether a message that was not acknowledged was delivered.
     pub result: Result<usize, Error>,
 }
 

@@ -42,6 +42,12 @@ pub trait PacketIo {
     /// is nothing more to report.
     fn drops(&mut self) -> Option<(PortId, u32)>;
 
+    /// The next port that lost its carrier or its address since the last report (false), or has both back (true); `None` when
+    /// there is nothing more to report, or nobody tells.
+    fn port_change(&mut self) -> Option<(PortId, bool)> {
+        None
+    }
+
     /// File descriptors that become readable when something arrives. Empty where there are none (simulation).
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 

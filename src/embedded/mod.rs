@@ -471,6 +471,9 @@ impl<P: PacketIo> Lanes for Embedded<P> {
         while let Some((port, packets)) = self.io.drops() {
             self.events.push_back(LaneEvent::ReceiveDrops { port, packets });
         }
+        while let Some((port, up)) = self.io.port_change() {
+            self.events.push_back(if up { LaneEvent::PortUp(port) } else { LaneEvent::PortDown(port) });
+        }
         let mut filled = 0;
         while filled < out.len() {
             let want = (out.len() - filled).min(CQ_BATCH);

@@ -40,7 +40,7 @@ impl<L: Lanes> Core<L> {
         }
         let Some(entry) = self.entry_mut(id) else { return };
         for command in entry.backlog.take(kind) {
-            self.settle(usize::from(id.index), command.parts().1, command.is_receive(), Err(Ended::Cancelled));
+            self.reject(usize::from(id.index), &command, Ended::Cancelled);
         }
     }
 }

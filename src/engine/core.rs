@@ -7,13 +7,14 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::backlog::{Backlog, Kind};
 use super::command::{Command, SessionId};
 use super::log::EventLog;
-use super::ops::{Ended, OpId, Ops};
+use super::ops::{Ended, Lost, OpId, Ops};
+use super::witness::Witness;
 use crate::lanes::{
     Completed, Completion, Domain, LaneAddress, LaneError, LaneId, LaneSpec, Lanes, MAX_PORTS, MrId, Status, Window,
     WindowAccess,
 };
 use crate::mem::Region;
-use crate::spray::{DoneKind, Failure, LaneRole, Post, Recv, Refused, Session, SessionConfig};
+use crate::spray::{DoneKind, Failure, Fate, LaneRole, Post, Recv, Refused, Session, SessionConfig};
 use crate::time::Time;
 
 /// Most completions handled in one round.
@@ -31,18 +32,6 @@ pub enum SessionState {
     PeerClosed,
     /// Nothing more will happen; why.
     Ended(Ended),
-}
-
-/// Looks at a session's bootstrap connection, which carries no data but ends when the peer's process does.
-pub type Witness = Box<dyn FnMut() -> Seen + std::marker::Send>;
-
-/// What a [`Witness`] saw.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Seen {
-    /// The connection stands, or it is silent: nothing follows from that.
-    Nothing,
-    /// The peer's end closed or reset it.
-    Gone,
 }
 
 /// A session that is about to begin: its lanes are connected.
@@ -93,16 +82,18 @@ pub(super) struct Slot {
 
 pub(super) struct Entry {
     pub(super) session: Session,
-    domain: Domain,
+    pub(super) domain: Domain,
     pub(super) lanes: Vec<LaneId>,
     /// By the lane's number: how it is made, and where the peer's is.
     pub(super) remake: Vec<Option<(LaneSpec, LaneAddress)>>,
     control: MrId,
+    /// Where probes of lanes that return may write; made with the first of them.
+    pub(super) scratch: Option<(MrId, Window)>,
     pub(super) state: SessionState,
     pub(super) due: Option<Time>,
     pub(super) dirty: bool,
     pub(super) under_way: usize,
-    pub(super) witness: Option<Witness>,
+    pub(super) witness: Option<Box<dyn Witness>>,
     /// Operations that the session had no room for.
     pub(super) backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
@@ -222,6 +213,7 @@ impl<L: Lanes> Core<L> {
             lanes,
             remake,
             control,
+            scratch: None,
             state: SessionState::Open,
             due: None,
             dirty: true,
@@ -241,8 +233,9 @@ impl<L: Lanes> Core<L> {
     }
 
     /// Both ends of a session are ready; its bootstrap connection is watched from now on.
-    pub fn watch(&mut self, now: Time, id: SessionId, witness: Witness) {
+    pub fn watch(&mut self, now: Time, id: SessionId, witness: Box<dyn Witness>) {
         if let Some(entry) = self.entry_mut(id) {
+            entry.session.set_witness(now, witness.speaks());
             entry.witness = Some(witness);
             entry.ready = true;
             self.drain_new(now, id);
@@ -336,6 +329,10 @@ impl<L: Lanes> Core<L> {
         self.end_slot(usize::from(id.index), Ended::Cancelled);
         if let Some(entry) = self.slots[usize::from(id.index)].entry.take() {
             self.lanes.deregister(entry.control);
+            if let Some((mr, window)) = entry.scratch {
+                self.lanes.close_window(&window);
+                self.lanes.deregister(mr);
+            }
         }
     }
 
@@ -409,14 +406,16 @@ impl<L: Lanes> Core<L> {
     /// Takes a command: from here on its operation is under way, whether its session has room for it or not.
     pub(super) fn accept(&mut self, now: Time, command: Command) {
         let (id, op, mr) = command.parts();
-        let Some(entry) = self.entry_mut(id) else {
-            self.ops.finish(op, Err(Ended::Cancelled));
-            return;
+        let why = match self.entry_mut(id).map(|e| e.state) {
+            None => Some(Ended::Cancelled),
+            Some(SessionState::Ended(why)) => Some(why),
+            Some(_) => None,
         };
-        if let SessionState::Ended(why) = entry.state {
-            self.ops.finish(op, Err(why));
+        if let Some(why) = why {
+            self.ops.finish(op, Err(Lost { why, fate: (!command.is_receive()).then_some(Fate::NotDelivered) }));
             return;
         }
+        let Some(entry) = self.entry_mut(id) else { return };
         entry.dirty = true;
         entry.under_way += usize::from(!command.is_receive());
         self.registrations[op.index()] = mr;
@@ -437,7 +436,7 @@ impl<L: Lanes> Core<L> {
 
     /// Hands a command to its session. An error is the command itself: the session is full for now.
     fn start(&mut self, now: Time, command: Command) -> Result<(), Command> {
-        let (id, op, _) = command.parts();
+        let (id, _, _) = command.parts();
         let Some(entry) = self.slots[usize::from(id.index)].entry.as_deref_mut() else { return Ok(()) };
         let taken = match &command {
             _ if entry.left && !command.is_receive() => Err(Refused::NoLanes),
@@ -481,19 +480,25 @@ impl<L: Lanes> Core<L> {
                     (Refused::Closed, None) => Ended::Cancelled,
                     _ => Ended::Refused(refused),
                 };
-                self.settle(usize::from(id.index), op, command.is_receive(), Err(why));
+                self.reject(usize::from(id.index), &command, why);
                 Ok(())
             }
         }
     }
 
+    /// Ends an operation of which nothing was sent.
+    pub(super) fn reject(&mut self, index: usize, command: &Command, why: Ended) {
+        self.settle(index, command.parts().1, command.is_receive(), Err((why, Fate::NotDelivered)));
+    }
+
     /// Ends an operation that was accepted. Returns true if somebody may be waiting for it.
-    pub(super) fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, Ended>) -> bool {
+    fn settle(&mut self, index: usize, op: OpId, receive: bool, result: Result<u64, (Ended, Fate)>) -> bool {
         if let Some(entry) = self.slots[index].entry.as_deref_mut() {
             entry.under_way -= usize::from(!receive).min(entry.under_way);
         }
         let mr = self.registrations[op.index()];
         self.release(mr);
+        let result = result.map_err(|(why, fate)| Lost { why, fate: (!receive).then_some(fate) });
         self.ops.finish(op, result)
     }
 
@@ -533,6 +538,8 @@ impl<L: Lanes> Core<L> {
             let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
             entry.dirty = false;
             self.obey(now, index);
+            // Before a lane takes the words, and again for those that posting brings.
+            self.say_words(now, index);
             let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
             while let Some(post) = entry.session.poll_post(now) {
                 let posted = match &post {
@@ -545,6 +552,7 @@ impl<L: Lanes> Core<L> {
                     break;
                 }
             }
+            self.say_words(now, index);
             if let Some(why) = self.take_events(index) {
                 // The lanes go before the memory that they may still touch is given back.
                 self.end_slot(index, why);
@@ -569,9 +577,12 @@ impl<L: Lanes> Core<L> {
             }
             debug_assert!(done.kind != DoneKind::Receive || done.window.is_some(), "a receive brings its window back");
             let left = entry.left;
-            let result = done.result.map_err(|failure| match failure {
-                Failure::Lane { .. } | Failure::Class(_) if left => Ended::Failed(Failure::PeerClosed),
-                _ => why.unwrap_or(Ended::Failed(failure)),
+            let result = done.result.map_err(|failure| {
+                let ended = match failure {
+                    Failure::Lane { .. } | Failure::Class(_) if left => Ended::Failed(Failure::PeerClosed),
+                    _ => why.unwrap_or(Ended::Failed(failure)),
+                };
+                (ended, done.fate)
             });
             finished |= self.settle(index, OpId::from_token(done.token), done.kind == DoneKind::Receive, result);
         }
@@ -597,7 +608,7 @@ impl<L: Lanes> Core<L> {
         let mut backlog = std::mem::take(&mut entry.backlog);
         self.deliver(index, Some(why));
         backlog.retry(|command| {
-            self.settle(index, command.parts().1, command.is_receive(), Err(why));
+            self.reject(index, &command, why);
             Ok(())
         });
         self.share_budgets();

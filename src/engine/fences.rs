@@ -1,11 +1,15 @@
 //! What the engine does for its sessions besides moving their messages: it carries out what they decide about lanes, keeps
 //! their timers, and looks after their peers.
 
-use super::core::{Core, NOBODY, Seen, SessionState};
+use super::core::{Core, Entry, NOBODY, SessionState};
 use super::log::Entry as Logged;
 use super::ops::Ended;
-use crate::lanes::{LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes, PortId};
-use crate::spray::{Event, Failure, LaneCommand};
+use super::witness::Seen;
+use crate::lanes::{
+    Domain, LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes, MrId, PortId, Remote, Window, WindowAccess,
+};
+use crate::mem::Region;
+use crate::spray::{Event, Failure, LaneCommand, Session};
 use crate::time::{Span, Time};
 
 /// How often the bootstrap connections are looked at.
@@ -14,6 +18,8 @@ const WATCH_EVERY: Span = Span::from_millis(2);
 const PARTING: Span = Span::from_millis(500);
 /// What one change of a lane's entropy adds to it; odd, so that it visits every source port.
 const ROLL: u16 = 29;
+/// Words of a peer that are taken in at one look.
+const WORDS: usize = 64;
 /// How late timers may be because completions keep coming.
 const BEHIND: Span = Span::from_millis(1);
 
@@ -44,11 +50,17 @@ impl<L: Lanes> Core<L> {
     fn make(&mut self, now: Time, index: usize, number: u16, rolls: u16) {
         let Some(entry) = self.slots[index].entry.as_deref_mut() else { return };
         let how = entry.remake.get(usize::from(number)).copied().flatten();
-        let made = how.and_then(|(spec, _)| {
+        if entry.scratch.is_none() {
+            entry.scratch = scratch(&mut self.lanes, entry.domain);
+        }
+        let window = entry.scratch.map(|s| s.1);
+        let made = how.zip(window).and_then(|((spec, _), window)| {
+            let key = window.keys[usize::from(spec.port.0) % window.keys.len()];
+            let target = Remote { addr: window.addr, rkey: key };
             let entropy = spec.entropy.wrapping_add(rolls.wrapping_mul(ROLL));
             let lane = self.lanes.create(&LaneSpec { entropy, ..spec }).ok()?;
             match self.lanes.address(lane) {
-                Ok(address) => Some((lane, address)),
+                Ok(address) => Some((lane, address, target)),
                 Err(_) => {
                     let _ = self.lanes.destroy(lane);
                     None
@@ -56,9 +68,9 @@ impl<L: Lanes> Core<L> {
             }
         });
         match made {
-            Some((lane, address)) => {
+            Some((lane, address, target)) => {
                 entry.lanes.push(lane);
-                entry.session.lane_made(now, number, lane, address);
+                entry.session.lane_made(now, number, lane, address, target);
                 self.own(lane, index);
             }
             None => entry.session.lane_not_made(now, number),
@@ -93,7 +105,7 @@ impl<L: Lanes> Core<L> {
     /// Takes a local port out of use for every session, or back. False, and nothing is changed, if a session has no other
     /// port that could carry on.
     pub fn drain(&mut self, now: Time, port: PortId, on: bool) -> bool {
-        let ready = |e: &&super::core::Entry| e.ready && e.state == SessionState::Open;
+        let ready = |e: &&Entry| e.ready && e.state == SessionState::Open;
         let mut sessions = self.slots.iter().filter_map(|s| s.entry.as_deref()).filter(ready);
         if on && !sessions.all(|e| e.session.can_drain(port)) {
             return false;
@@ -126,6 +138,15 @@ impl<L: Lanes> Core<L> {
         self.lane_event(now, &event);
         self.pump_all(now);
         self.lanes.doorbell(now);
+    }
+
+    /// Moves every queue pair on a port to ERR, as a device that is reset does: what sessions make of it is for trials.
+    pub fn break_port(&mut self, port: PortId) {
+        for entry in self.slots.iter().filter_map(|s| s.entry.as_deref()) {
+            for lane in entry.session.lanes_on(port) {
+                let _ = self.lanes.fence(lane);
+            }
+        }
     }
 
     fn disown(&mut self, lane: LaneId) {
@@ -183,7 +204,22 @@ impl<L: Lanes> Core<L> {
                     self.end_slot(index, Ended::Failed(Failure::PeerClosed));
                     continue;
                 }
-                if entry.witness.as_mut().is_some_and(|w| w() == Seen::Gone) {
+                let seen = match &mut entry.witness {
+                    Some(witness) => {
+                        for _ in 0..WORDS {
+                            let Some(word) = witness.hear() else { break };
+                            entry.session.word(now, word);
+                            entry.dirty = true;
+                        }
+                        witness.look()
+                    }
+                    None => Seen::Nothing,
+                };
+                if seen == Seen::Lost {
+                    entry.witness = None;
+                    entry.session.set_witness(now, false);
+                }
+                if seen == Seen::Gone {
                     entry.witness = None;
                     // Its goodbye may be among what came with this round.
                     self.pump(now, index);
@@ -206,6 +242,14 @@ impl<L: Lanes> Core<L> {
         }
     }
 
+    /// Says over the bootstrap connection what no lane can carry.
+    #[inline]
+    pub(super) fn say_words(&mut self, now: Time, index: usize) {
+        if let Some(entry) = self.slots[index].entry.as_deref_mut().filter(|e| e.session.speaks_by_witness()) {
+            entry.say_words(now);
+        }
+    }
+
     /// Tells every peer its part of our receive budgets, if it has changed. The records go out with the next pump.
     #[cold]
     pub(super) fn share_budgets(&mut self) {
@@ -220,6 +264,33 @@ impl<L: Lanes> Core<L> {
             }
             entry.told = n;
             entry.dirty = true;
+        }
+    }
+}
+
+/// Memory of no meaning that a peer's probes may write to: one packet of the largest MTU.
+fn scratch<L: Lanes>(lanes: &mut L, domain: Domain) -> Option<(MrId, Window)> {
+    const LARGEST_MTU: u64 = 4096;
+    let region = Region::alloc(LARGEST_MTU as usize).ok()?;
+    let mr = lanes.register(&region).ok()?;
+    match lanes.open_window(domain, mr, 0, LARGEST_MTU, WindowAccess { write: true, read: false, atomic: false }) {
+        Ok(window) => Some((mr, window)),
+        Err(_) => {
+            lanes.deregister(mr);
+            None
+        }
+    }
+}
+
+impl Entry {
+    #[cold]
+    fn say_words(&mut self, now: Time) {
+        let Some(witness) = &mut self.witness else { return };
+        let mut word = [0; Session::WORD];
+        while witness.has_room()
+            && let Some(len) = self.session.poll_word(now, &mut word)
+        {
+            witness.say(&word[..len]);
         }
     }
 }

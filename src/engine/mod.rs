@@ -13,9 +13,11 @@ mod ops;
 mod shared;
 #[cfg(test)]
 mod simulation;
+mod witness;
 
-pub use self::core::{Core, NewSession, Seen, SessionState, Witness};
+pub use self::core::{Core, NewSession, SessionState};
 pub use command::{Command, SessionId};
 pub use log::{Entry as LogEntry, EventLog};
-pub use ops::{Ended, OpId, Ops};
+pub use ops::{Ended, Lost, OpId, Ops};
 pub use shared::{Garbage, Helper, Shared};
+pub use witness::{Seen, Witness};

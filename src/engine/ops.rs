@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex;
 
-use crate::spray::{Failure, Refused};
+use crate::spray::{Failure, Fate, Refused};
 
 /// A table of operations, shared by the engine and its callers. Fixed size; nothing here allocates.
 #[derive(Debug)]
@@ -26,7 +26,16 @@ struct Slot {
     state: AtomicU32,
     len: AtomicU64,
     /// Set only with `FAILED`; off the hot path.
-    failure: Mutex<Option<Ended>>,
+    failure: Mutex<Option<Lost>>,
+}
+
+/// How an operation ended without success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lost {
+    /// Why.
+    pub why: Ended,
+    /// What is known about the arrival of what it sent; `None` if it was a receive.
+    pub fate: Option<Fate>,
 }
 
 /// Why an operation, or a session with all of its operations, ended without success.
@@ -108,7 +117,7 @@ impl Ops {
     }
 
     /// The engine's result: bytes, or why not. Returns true if somebody may be waiting for it.
-    pub fn finish(&self, op: OpId, result: Result<u64, Ended>) -> bool {
+    pub fn finish(&self, op: OpId, result: Result<u64, Lost>) -> bool {
         let Some(slot) = self.slot(op) else { return false };
         let state = match result {
             Ok(len) => {
@@ -134,11 +143,13 @@ impl Ops {
     }
 
     /// Takes the result, if there is one; the slot is free afterwards.
-    pub fn take(&self, op: OpId) -> Option<Result<u64, Ended>> {
+    pub fn take(&self, op: OpId) -> Option<Result<u64, Lost>> {
         let slot = self.slot(op)?;
         let result = match slot.state.load(Ordering::Acquire) {
             DONE => Ok(slot.len.load(Ordering::Relaxed)),
-            FAILED => Err(slot.failure.lock().take().unwrap_or(Ended::Cancelled)),
+            FAILED => {
+                Err(slot.failure.lock().take().unwrap_or(Lost { why: Ended::Cancelled, fate: Some(Fate::Unknown) }))
+            }
             _ => return None,
         };
         self.release(op, slot);
@@ -205,7 +216,7 @@ mod tests {
         assert!(ops.begin().is_none(), "the engine still has it");
         assert!(!ops.finish(op, Ok(1)));
         let op = ops.begin().expect("free again");
-        assert!(ops.finish(op, Err(Ended::Cancelled)));
+        assert!(ops.finish(op, Err(Lost { why: Ended::Cancelled, fate: None })));
         ops.detach(op);
         assert!(ops.begin().is_some());
     }

@@ -83,6 +83,8 @@ struct Inner {
     faults: Faults,
     delay: Span,
     cuts: Vec<Cut>,
+    /// The longest packet that passes between two addresses, where that is limited.
+    limits: Vec<(IpAddr, IpAddr, usize)>,
     /// What held cuts hold.
     held: Vec<Flight>,
     ports: Vec<(SocketAddr, usize)>,
@@ -140,6 +142,7 @@ impl Net {
             faults,
             delay,
             cuts: Vec::new(),
+            limits: Vec::new(),
             held: Vec::new(),
             ports: Vec::new(),
             flying: Vec::new(),
@@ -189,6 +192,13 @@ impl Net {
         self.add_cut(Cut { from, to, source_port: None, held: false });
     }
 
+    /// Loses packets from one address to another that are longer than this many bytes, or none any more.
+    pub fn limit(&self, from: IpAddr, to: IpAddr, longest: Option<usize>) {
+        let mut net = self.0.borrow_mut();
+        net.limits.retain(|l| (l.0, l.1) != (from, to));
+        net.limits.extend(longest.map(|bytes| (from, to, bytes)));
+    }
+
     /// Begins a cut.
     pub fn add_cut(&self, cut: Cut) {
         self.0.borrow_mut().cuts.push(cut);
@@ -228,6 +238,10 @@ impl Inner {
             if cut.held && self.held.len() < HELD {
                 self.held.push(Flight { at: Time::ZERO, order: 0, src, dst, tos, bytes: bytes.to_vec() });
             }
+            return;
+        }
+        if self.limits.iter().any(|l| (l.0, l.1) == (src.ip(), dst.ip()) && bytes.len() > l.2) {
+            self.stats.cut += 1;
             return;
         }
         let faults = self.faults;

@@ -9,6 +9,7 @@ use super::config::UdpConfig;
 use super::counters::{Counters, FaultCounts};
 use super::fault::{Fate, Faults};
 use super::gate::Gate;
+use super::links::Links;
 use super::paths::{Paths, Stopped};
 use super::ports::{self, Port};
 use super::selftest::{self, ProbeResponder};
@@ -54,6 +55,8 @@ pub struct Udp {
     gates: Vec<Gate>,
     /// A gate has a rate.
     shaped: bool,
+    /// News of the ports' links, where the system gives some.
+    links: Option<Links>,
     /// When packets were last asked for.
     now: Time,
     tap: Option<Tap>,
@@ -121,6 +124,7 @@ impl Udp {
             faults: cfg.fault.as_ref().map(Faults::new),
             gates: (0..count).map(|_| Gate::new(cfg.plane_rate)).collect(),
             shaped: cfg.plane_rate.is_some(),
+            links: Links::open(cfg.planes.iter().copied()),
             now: Time::ZERO,
             tap: cfg.pcap.as_deref().map(Tap::create).transpose()?,
         };
@@ -425,6 +429,9 @@ impl PacketIo for Udp {
 
     fn receive(&mut self, now: Time, sink: &mut impl FnMut(&RxMeta, &Packet<'_>)) -> usize {
         self.now = now;
+        if let Some(links) = &mut self.links {
+            links.look(now);
+        }
         if self.shaped {
             self.open_gates(now);
         }
@@ -473,8 +480,14 @@ impl PacketIo for Udp {
         Some((PortId(port as u8), std::mem::take(&mut self.states[port].unreported)))
     }
 
+    fn port_change(&mut self) -> Option<(PortId, bool)> {
+        let (port, up) = self.links.as_mut()?.poll()?;
+        Some((PortId(port as u8), up))
+    }
+
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.ports.iter().map(|p| p.sock.as_fd()).collect()
+        let links = self.links.as_ref().map(AsFd::as_fd);
+        self.ports.iter().map(|p| p.sock.as_fd()).chain(links).collect()
     }
 
     fn next_event(&self) -> Option<Time> {

@@ -13,6 +13,7 @@ mod edge;
 mod error;
 mod fault;
 mod gate;
+mod links;
 mod paths;
 mod ports;
 mod selftest;

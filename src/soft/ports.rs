@@ -128,7 +128,7 @@ fn roce_mtu(ip: IpAddr, link: u32, wanted: u32) -> Result<u32, SoftError> {
 }
 
 /// Name of the interface that has `ip`, or, for loopback addresses, whose network it is in.
-fn interface_of(ip: IpAddr) -> Option<String> {
+pub(super) fn interface_of(ip: IpAddr) -> Option<String> {
     let all: Vec<InterfaceAddress> = getifaddrs().ok()?.collect();
     let exact = all.iter().find(|i| i.address.as_ref().and_then(to_ip) == Some(ip));
     let found = exact.or_else(|| {

@@ -434,7 +434,7 @@ impl In<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::LaneAddress;
+    use crate::lanes::{LaneAddress, Remote};
     use proptest::prelude::*;
 
     const H: Header = Header { generation: 7, credit: 9, nonce: 0x0123_4567_89ab_cdef, eager_limit: 11 };
@@ -490,10 +490,10 @@ mod tests {
                     Record::Answer(Answer { life, cookie, channel, number, watermark, finished, bits })
                 }
             ),
-            (lives(), any::<[u32; 5]>(), any::<u16>(), any::<std::net::IpAddr>()).prop_map(
-                |(life, [qpn, psn, mtu, feedback_qpn, feedback_secret], udp_port, addr)| {
+            (lives(), any::<[u32; 6]>(), any::<u16>(), any::<std::net::IpAddr>(), any::<u64>()).prop_map(
+                |(life, [qpn, psn, mtu, feedback_qpn, feedback_secret, rkey], udp_port, addr, at)| {
                     let address = LaneAddress { qpn, psn, addr, udp_port, mtu, feedback_qpn, feedback_secret };
-                    Record::Offer(Offer { life, address })
+                    Record::Offer(Offer { life, address, target: Remote { addr: at, rkey } })
                 }
             ),
             (ids, 0u64..1 << 40, 0u64..=1 << 25, any::<[u32; 8]>(), any::<bool>(), 0u16..4096, 0u8..8, 12u8..=20)

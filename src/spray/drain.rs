@@ -84,6 +84,9 @@ impl Session {
             LaneKind::Control => &mut class.control_live,
         };
         *live = if serves { *live + 1 } else { live.saturating_sub(1) };
+        if serves && role.kind == LaneKind::Control {
+            self.is_light();
+        }
     }
 
     /// Every lane that serves is lost: those that an operator took out of use are needed again. True if there are any.

@@ -6,7 +6,7 @@ use super::config::LaneKind;
 use super::failure::{Failure, Violation};
 use super::health::{Cause, Health};
 use super::lane::{Lane, Stage};
-use super::message::Event;
+use super::message::{Event, Fate};
 use super::mutation::{Mutation, broken};
 use super::outgoing::Stage as Sending;
 use super::records::{Answer, Ask, LaneLife};
@@ -82,6 +82,9 @@ impl Session {
         }
         lane.dead = Some(status);
         lane.stage = Stage::Flushing;
+        if lane.health == Health::Healthy {
+            lane.back.forget_mtu();
+        }
         lane.given_up = self.now;
         lane.path.restart(self.now);
         let (id, role, served) = (lane.id, lane.role, lane.is_serving());
@@ -108,7 +111,8 @@ impl Session {
         if none {
             self.undrain_all();
         }
-        if self.control_class(role.class).is_none() {
+        let spoke = served && role.kind == LaneKind::Control;
+        if spoke && self.control_class(role.class).is_none() && !self.goes_dark() {
             // Nothing can be said to the peer any more.
             self.end(Failure::Lane { lane: id, status });
             return;
@@ -248,10 +252,22 @@ impl Session {
                 self.queue_record(m.class, Pending::Ask(life, id));
             } else {
                 // Nobody keeps count of one-sided bytes: they may come twice.
-                self.chunk_settled(id, !wanted);
+                self.chunk_settled(id, if wanted { Fate::NotDelivered } else { Fate::Unknown });
             }
         }
         self.check_settled(index);
+    }
+
+    /// Asks once more about the chunks of a lane of which nothing was heard since it was gone.
+    pub(super) fn ask_again(&mut self, index: u16) {
+        let lane = &self.lanes[index as usize];
+        if lane.stage != Stage::Gone || !lane.settled || lane.limbo == 0 {
+            return;
+        }
+        let life = LaneLife { lane: lane.role.peer_index, generation: lane.role.generation };
+        for id in self.chunks.on_lane(index) {
+            self.queue_record(Class::Latency, Pending::Ask(life, id));
+        }
     }
 
     /// Everything about a lane that is gone is known.
@@ -267,7 +283,7 @@ impl Session {
         let chunk = self.chunks.get(id)?;
         let m = self.outgoing.at(chunk.message)?;
         if matches!(m.stage, Sending::Failing(_)) {
-            self.chunk_settled(id, true);
+            self.chunk_settled(id, Fate::Unknown);
             return None;
         }
         let units = super::chunk::units(u64::from(chunk.bytes), m.unit_shift());
@@ -337,7 +353,7 @@ impl Session {
         let all = u16::MAX >> (16 - units.clamp(1, 16));
         let behind = (number.wrapping_sub(answer.watermark) as i32) < 0;
         let landed = behind || answer.finished || answer.bits & all == all;
-        self.chunk_settled(answer.cookie, landed);
+        self.chunk_settled(answer.cookie, if landed { Fate::Delivered } else { Fate::NotDelivered });
     }
 
     /// True while a lane's chunks wait for the peer's word, or the peer for ours.

@@ -63,6 +63,11 @@ pub enum Cause {
         /// How long after it was posted.
         after: Span,
     },
+    /// Packets of this many bytes did not come through, though small ones did: the next attempt uses smaller ones.
+    Mtu {
+        /// The RoCE MTU that failed.
+        mtu: u32,
+    },
     /// As many deliveries as a lane needs that has returned.
     Delivered {
         /// How many.

@@ -21,6 +21,8 @@ pub(super) const MESSAGE: u64 = 3 << 60;
 pub(super) const ANNOUNCE: u64 = 4 << 60;
 /// Ids of probes: the low 16 bits are the lane.
 pub(super) const PROBE: u64 = 5 << 60;
+/// One of full size.
+pub(super) const FULL: u64 = 1 << 16;
 
 /// Which kind of id it is.
 pub(super) const fn kind_of(id: u64) -> u64 {
@@ -191,12 +193,13 @@ impl Session {
     fn on_probe(&mut self, index: u16, c: &Completion) {
         let lane = &mut self.lanes[index as usize];
         let mut best = lane.path.rate().unwrap_or(0);
+        // One packet alone says nothing about the lane's rate: none of them counts as bytes.
         let charge = lane.on_complete(self.now, 0, c, &mut best);
         self.budgets.sub(lane.role.peer_port, charge);
         if c.status == Status::Success {
             self.delivered[lane.role.class.index()] += 1;
             self.lane_changed(index);
-            self.probe_came(index);
+            self.probe_came(index, c.id & FULL != 0);
         }
     }
 

@@ -120,6 +120,17 @@ pub enum DoneKind {
     Read,
 }
 
+/// What is known about the arrival of a message, or of a part of it, that ended without success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// All of it is at the peer, as success would have meant, although the operation ended with an error.
+    Delivered,
+    /// It is not there as a whole, and nothing of it is under way any more. Of a one-sided operation: nothing was begun.
+    NotDelivered,
+    /// Some of it was under way, and nobody is left who could say whether it arrived.
+    Unknown,
+}
+
 /// The end of an operation. From here on the session does not touch its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
@@ -129,6 +140,8 @@ pub struct Done {
     pub kind: DoneKind,
     /// The message's length in bytes, or why it failed.
     pub result: Result<u64, Failure>,
+    /// What is known about the arrival of what was sent; of a receive, [`Fate::NotDelivered`] if it failed.
+    pub fate: Fate,
     /// The receive's window, to be closed before the memory goes back to the user.
     pub window: Option<Window>,
 }

@@ -35,12 +35,13 @@ mod slab;
 mod slots;
 mod stats;
 mod watch;
+mod words;
 
 pub use config::{LaneKind, LaneRole, SessionConfig};
 pub use control::{FEATURES, VERSION};
 pub use failure::{Failure, PeerReason, Violation};
 pub use fence::LaneCommand;
 pub use health::{Cause, Health, Subject, Transition};
-pub use message::{Done, DoneKind, Event, MessageId, OneSided, Post, Recv, Refused, Send, Source};
+pub use message::{Done, DoneKind, Event, Fate, MessageId, OneSided, Post, Recv, Refused, Send, Source};
 pub use session::Session;
 pub use stats::{LaneStats, MessageStats, PortStats, SessionStats};

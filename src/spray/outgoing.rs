@@ -3,7 +3,7 @@
 use super::chunk::{MIN_UNIT_SHIFT, units};
 use super::failure::Failure;
 use super::grant::Grant;
-use super::message::DoneKind;
+use super::message::{DoneKind, Fate};
 use super::slab::{Link, Linked};
 use crate::class::Class;
 use crate::lanes::MrId;
@@ -51,6 +51,10 @@ pub(super) struct Outgoing {
     pub(super) next: u64,
     /// Chunks posted and not completed.
     pub(super) in_flight: u32,
+    /// Its TOTAL record is in a control message, which may have arrived.
+    pub(super) total_sent: bool,
+    /// What is known about the parts of it that are not under way any more.
+    pub(super) fate: Fate,
     pub(super) link: Link,
 }
 
@@ -65,6 +69,39 @@ impl Outgoing {
     #[inline]
     pub(super) fn is_complete(&self) -> bool {
         self.stage == Stage::Active && self.next == self.len && self.in_flight == 0 && !self.total_due
+    }
+
+    /// One part of it is over. What is missing for certain outweighs what nobody knows.
+    pub(super) fn part_ended(&mut self, fate: Fate) {
+        match (self.fate, fate) {
+            (Fate::NotDelivered, _) | (_, Fate::Delivered) => {}
+            _ => self.fate = fate,
+        }
+    }
+
+    /// Notes what of it was never sent, when it is given up.
+    pub(super) fn gave_up(&mut self) {
+        let missing = match self.stage {
+            Stage::Waiting | Stage::EagerQueued => true,
+            // A receiver has the whole only with every chunk, and with the TOTAL of a short one.
+            Stage::Active if self.announces() => self.next < self.len || (self.total_due && !self.total_sent),
+            Stage::Active => self.next == 0,
+            Stage::EagerSent | Stage::Failing(_) => false,
+        };
+        if missing {
+            self.part_ended(Fate::NotDelivered);
+        } else if self.stage == Stage::EagerSent || self.total_due || self.next < self.len {
+            self.part_ended(Fate::Unknown);
+        }
+    }
+
+    /// What is known of it, now that it ends.
+    pub(super) fn verdict(&self) -> Fate {
+        match self.fate {
+            Fate::NotDelivered if !self.announces() && self.next > 0 => Fate::Unknown,
+            Fate::Delivered if self.in_flight > 0 => Fate::Unknown,
+            fate => fate,
+        }
     }
 
     /// True if an immediate announces each chunk.

@@ -183,11 +183,12 @@ impl Session {
                 match pending {
                     Pending::Total(key) => {
                         self.send_slots.note(slot, key);
+                        if let Some(m) = self.outgoing.get_mut(key) {
+                            m.total_sent = true;
+                        }
                     }
                     Pending::Bye => bye = true,
-                    Pending::Fenced(index) => self.lanes[index as usize].saying = false,
-                    Pending::Answer(_) => self.answers = self.answers.saturating_sub(1),
-                    _ => {}
+                    _ => self.record_written(pending),
                 }
             }
             self.classes[c].records.pop_front();
@@ -245,8 +246,17 @@ impl Session {
         Some((slot, len as u32))
     }
 
+    /// A record about lanes is on its way.
+    pub(super) fn record_written(&mut self, pending: Pending) {
+        match pending {
+            Pending::Fenced(index) => self.lanes[index as usize].saying = false,
+            Pending::Answer(_) => self.answers = self.answers.saturating_sub(1),
+            _ => {}
+        }
+    }
+
     /// The record; `None` if it is not wanted any more.
-    fn record(&mut self, pending: Pending) -> Option<Record<'static>> {
+    pub(super) fn record(&mut self, pending: Pending) -> Option<Record<'static>> {
         match pending {
             Pending::Fence(life) => return Some(Record::Fence(life)),
             Pending::Fenced(index) => return self.fenced_record(index).map(Record::Fenced),

@@ -1,5 +1,6 @@
 //! How a lane returns: each end makes a new queue pair and offers it, connects when it has the other's offer, says that its
-//! receives are posted, and sends nothing but a probe until that has come through.
+//! receives are posted, and sends nothing but two probes until they have come through: one of no bytes, and one of a full
+//! packet. If the second does not, the lane is made again with a smaller MTU.
 //!
 //! Of a way whose lanes are all dead only one is made, as a scout; the others follow when its probe came through.
 
@@ -14,7 +15,7 @@ use super::session::{Pending, Session};
 use super::watch::Watch;
 use crate::class::Class;
 use crate::congestion::Window;
-use crate::lanes::{LaneAddress, LaneId, MAX_PORTS, PortId, Status};
+use crate::lanes::{LaneAddress, LaneId, MAX_PORTS, PortId, Remote, Status};
 use crate::path::Path;
 use crate::time::{Span, Time};
 
@@ -24,6 +25,10 @@ const LONGEST_PAUSE: u64 = 500_000_000;
 const SHORTEST_PAUSE: u64 = 10_000_000;
 /// How long a probe may take before its lane is made again with another entropy, while others of its way deliver.
 const PROBE_PATIENCE: Span = Span::from_millis(500);
+/// How long a full packet may take after a small one has come through.
+const FULL_PATIENCE: Span = Span::from_millis(250);
+/// The smallest RoCE MTU.
+const LEAST_MTU: u32 = 256;
 /// Failures of a way count for this long.
 const FLAP_WINDOW: Span = Span::from_secs(10);
 /// A way may fail this often within that time before it is left alone for a while.
@@ -36,8 +41,16 @@ const PROVEN: u64 = 32;
 /// A lane's return.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Return {
+    /// Our new queue pair and where probes of it may write, as the peer is to know them.
+    pub(super) ours: Option<(LaneAddress, Remote)>,
     /// The peer's queue pair, and the life that it is for.
     offer: Option<(u16, LaneAddress)>,
+    /// Where our full-size probe may write.
+    target: Remote,
+    /// The small probe has come through.
+    small_came: bool,
+    /// A larger MTU did not pass.
+    mtu: Option<u32>,
     /// Not before.
     at: Time,
     /// Attempts since it was last healthy.
@@ -68,6 +81,21 @@ impl Return {
     /// That of a lane which the bootstrap has made.
     pub(super) fn begun() -> Return {
         Return { said_ready: true, peer_ready: true, ..Return::default() }
+    }
+
+    /// Where the next probe writes, if it is one of full size.
+    pub(super) fn full_probe(&self) -> Option<Remote> {
+        self.small_came.then_some(self.target)
+    }
+
+    /// The lane was fine for a while: the next one is tried with packets of full size again.
+    pub(super) fn forget_mtu(&mut self) {
+        self.mtu = None;
+    }
+
+    /// Our receives are posted, and the peer was told.
+    pub(super) fn has_said_ready(&self) -> bool {
+        self.said_ready
     }
 }
 
@@ -148,6 +176,7 @@ impl Session {
             if lane.role.port == port && lane.stage == Stage::Gone {
                 lane.back.at = now.max(hold);
                 lane.back.tries = 0;
+                lane.back.forget_mtu();
             }
         }
         self.rebuild_by(now);
@@ -165,8 +194,8 @@ impl Session {
         scout
     }
 
-    /// The driver made a queue pair for lane `number`.
-    pub fn lane_made(&mut self, now: Time, number: u16, id: LaneId, address: LaneAddress) {
+    /// The driver made a queue pair for lane `number`; its peer may write 4,096 bytes of no meaning to `target`.
+    pub fn lane_made(&mut self, now: Time, number: u16, id: LaneId, mut address: LaneAddress, target: Remote) {
         self.now = now;
         let Some(index) = self.by_peer.get(usize::from(number)).copied() else { return };
         let Some(lane) = self.lanes.get_mut(index as usize).filter(|l| l.stage == Stage::Making) else { return };
@@ -175,11 +204,14 @@ impl Session {
         lane.role.generation = lane.role.generation.wrapping_add(1);
         lane.peer_gone = false;
         lane.settled = false;
+        address.mtu = address.mtu.min(lane.back.mtu.unwrap_or(address.mtu));
+        lane.back.ours = Some((address, target));
+        lane.back.small_came = false;
         lane.back.peer_ready = false;
         lane.back.said_ready = false;
         let life = LaneLife { lane: number, generation: lane.role.generation };
         self.name(id, index);
-        self.queue_record(Class::Latency, Pending::Offer(Offer { life, address }));
+        self.queue_record(Class::Latency, Pending::Offer(Offer { life, address, target }));
         self.try_connect(index);
     }
 
@@ -205,6 +237,7 @@ impl Session {
             return;
         }
         lane.back.offer = Some((offer.life.generation, offer.address));
+        lane.back.target = offer.target;
         if ahead == 0 {
             self.try_connect(index);
             return;
@@ -227,6 +260,9 @@ impl Session {
             && let Some((_, address)) = lane.back.offer.filter(|o| o.0 == lane.role.generation)
         {
             let number = lane.role.peer_index;
+            // What this end has found not to pass is no reason for the other one to send it.
+            let ours = lane.back.ours.map_or(address.mtu, |(ours, _)| ours.mtu);
+            let address = LaneAddress { mtu: address.mtu.min(ours), ..address };
             self.commands.push_back(LaneCommand::Connect { lane: lane.id, number, address });
         }
     }
@@ -347,6 +383,16 @@ impl Session {
             return;
         }
         let (age, way) = (now.since(lane.back.probed), way_of(lane));
+        let mtu = lane.role.mtu;
+        if lane.back.small_came && mtu > LEAST_MTU {
+            if age < FULL_PATIENCE {
+                self.rebuild_by(lane.back.probed + FULL_PATIENCE);
+                return;
+            }
+            self.lanes[index as usize].back.mtu = Some(mtu / 2);
+            self.give_up(index, Status::RetryExceeded, Cause::Mtu { mtu });
+            return;
+        }
         if age < PROBE_PATIENCE {
             self.rebuild_by(lane.back.probed + PROBE_PATIENCE);
             return;
@@ -359,14 +405,22 @@ impl Session {
         }
     }
 
-    /// The probe of a new lane came through: it may carry messages.
-    pub(super) fn probe_came(&mut self, index: u16) {
+    /// A probe of a new lane came through. After that of full size it may carry messages.
+    pub(super) fn probe_came(&mut self, index: u16, full: bool) {
         let now = self.now;
         let lane = &mut self.lanes[index as usize];
         if lane.open || !lane.is_up() {
             return;
         }
+        if !full {
+            lane.back.small_came = true;
+            lane.back.probed = now;
+            self.probes.push_back(index);
+            self.rebuild_by(now + FULL_PATIENCE);
+            return;
+        }
         lane.open = true;
+        lane.back.small_came = false;
         lane.back.since = lane.delivered();
         let (after, way) = (now.since(lane.back.probed), way_of(lane));
         let first = !self.lanes.iter().enumerate().any(|(i, l)| i != usize::from(index) && l.open && way_of(l) == way);
@@ -376,6 +430,9 @@ impl Session {
             self.set_health(index, Health::Ramping, cause);
         } else {
             self.set_health(index, Health::Draining, cause);
+            if self.is_dark() {
+                self.undrain_all();
+            }
         }
         self.lane_changed(index);
         for class in &mut self.classes {

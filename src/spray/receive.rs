@@ -4,7 +4,7 @@ use super::channel::{CHANNEL_DEPTH, Channel, MAX_AHEAD, RxEntry, TOTAL_AHEAD};
 use super::chunk::{Immediate, MAX_MESSAGE};
 use super::failure::{Failure, PeerReason, Violation};
 use super::incoming::{Granted, Incoming, Progress};
-use super::message::{Done, DoneKind, Event, MessageId, Recv, Refused};
+use super::message::{Done, DoneKind, Event, Fate, MessageId, Recv, Refused};
 use super::session::Session;
 use crate::class::Class;
 use crate::time::Time;
@@ -139,11 +139,17 @@ impl Session {
         let Some(r) = self.incoming.remove(index) else { return };
         self.channels.at(r.channel).rx.set(r.number, RxEntry::Done);
         let result = r.result.unwrap_or(Err(Failure::Cancelled));
-        match result {
-            Ok(_) => self.counts.received += 1,
-            Err(_) => self.counts.failed += 1,
-        }
-        self.done.push_back(Done { token: r.token, kind: DoneKind::Receive, result, window: Some(r.window) });
+        let fate = match result {
+            Ok(_) => {
+                self.counts.received += 1;
+                Fate::Delivered
+            }
+            Err(_) => {
+                self.counts.failed += 1;
+                Fate::NotDelivered
+            }
+        };
+        self.done.push_back(Done { token: r.token, kind: DoneKind::Receive, result, fate, window: Some(r.window) });
     }
 
     /// Gives a free slot to the receive that has waited longest.

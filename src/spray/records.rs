@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::control::{In, Out};
-use crate::lanes::LaneAddress;
+use crate::lanes::{LaneAddress, Remote};
 
 /// Which life of which lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +48,8 @@ pub(super) struct Answer {
 pub(super) struct Offer {
     pub(super) life: LaneLife,
     pub(super) address: LaneAddress,
+    /// Where a probe of full size is written to.
+    pub(super) target: Remote,
 }
 
 impl LaneLife {
@@ -104,7 +106,7 @@ impl Answer {
 }
 
 impl Offer {
-    pub(super) const LEN: usize = 44;
+    pub(super) const LEN: usize = 56;
 
     pub(super) fn emit(&self, w: &mut Out<'_>) {
         self.life.emit(w);
@@ -126,6 +128,8 @@ impl Offer {
                 w.bytes(&v6.octets());
             }
         }
+        w.u64(self.target.addr);
+        w.u32(self.target.rkey);
     }
 
     /// `None` also for a family that is neither 4 nor 6.
@@ -139,6 +143,7 @@ impl Offer {
             6 => IpAddr::from(octets),
             _ => return None,
         };
-        Some(Offer { life, address: LaneAddress { qpn, psn, addr, udp_port, mtu, feedback_qpn, feedback_secret } })
+        let address = LaneAddress { qpn, psn, addr, udp_port, mtu, feedback_qpn, feedback_secret };
+        Some(Offer { life, address, target: Remote { addr: r.u64()?, rkey: r.u32()? } })
     }
 }

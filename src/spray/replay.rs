@@ -4,7 +4,7 @@ use super::chunk::{COUNTS, Chunk, Immediate, code_of, units};
 use super::failure::Failure;
 use super::intake::{CHUNK, CONTROL};
 use super::lane::ClassState;
-use super::message::{DoneKind, Post};
+use super::message::{DoneKind, Fate, Post};
 use super::mutation::{Mutation, broken};
 use super::outgoing::Stage;
 use super::select::{NoLane, Pick, Want, data_lane};
@@ -49,7 +49,7 @@ impl Session {
         let Some(chunk) = self.chunks.lose(c.id) else { return };
         if self.over.is_some() {
             self.chunks.take(c.id);
-            self.one_less(chunk.message);
+            self.one_less(chunk.message, Fate::Unknown);
             return;
         }
         self.lanes[index as usize].limbo += 1;
@@ -67,37 +67,37 @@ impl Session {
             self.chunks.refuse(c.id);
         }
         if is_own_fault(c.status) && (!malformed || chunk.was_refused()) {
+            if let Some(m) = self.outgoing.at_mut(chunk.message) {
+                m.part_ended(Fate::NotDelivered);
+            }
             self.fail_send(chunk.message, Failure::Lane { lane: c.lane, status: c.status });
         }
     }
 
-    /// Takes a chunk out of limbo: it landed (or nobody wants it any more), or it is to be posted again.
+    /// Takes a chunk out of limbo: it landed, or it did not and is to be posted again, or nobody will say and nobody wants it
+    /// any more.
     #[cold]
-    pub(super) fn chunk_settled(&mut self, id: u64, landed: bool) {
+    pub(super) fn chunk_settled(&mut self, id: u64, fate: Fate) {
         let Some(chunk) = self.chunks.take(id) else { return };
         let lane = &mut self.lanes[chunk.lane as usize];
         lane.limbo = lane.limbo.saturating_sub(1);
-        if landed {
-            self.counts.survived += 1;
-            self.one_less(chunk.message);
-        } else if let Some(key) = self.outgoing.key(chunk.message) {
-            let m = self.outgoing.at(chunk.message).map(|m| (m.class.index(), m.stage));
-            match m {
-                Some((_, Stage::Failing(_))) => self.one_less(chunk.message),
-                Some((c, _)) => {
-                    let replay = Replay::of(&chunk, key);
-                    self.classes[c].replay.push_back(replay);
-                }
-                None => {}
+        self.counts.survived += u64::from(fate == Fate::Delivered);
+        let m = self.outgoing.at(chunk.message).map(|m| (m.class.index(), m.stage));
+        match (fate, m, self.outgoing.key(chunk.message)) {
+            (Fate::NotDelivered, Some((c, stage)), Some(message)) if !matches!(stage, Stage::Failing(_)) => {
+                let replay = Replay::of(&chunk, message);
+                self.classes[c].replay.push_back(replay);
             }
+            _ => self.one_less(chunk.message, fate),
         }
         self.check_settled(chunk.lane);
     }
 
     /// A message has one chunk less under way, and may be over.
-    fn one_less(&mut self, message: u32) {
+    fn one_less(&mut self, message: u32, fate: Fate) {
         let Some(m) = self.outgoing.at_mut(message) else { return };
         m.in_flight = m.in_flight.saturating_sub(1);
+        m.part_ended(fate);
         if m.is_complete() {
             self.finish_sent(message);
         } else if let Stage::Failing(why) = m.stage
@@ -117,7 +117,11 @@ impl Session {
         }
         let before = list.len();
         list.retain(|r| r.message != key);
-        m.in_flight = m.in_flight.saturating_sub((before - list.len()) as u32);
+        let dropped = (before - list.len()) as u32;
+        m.in_flight = m.in_flight.saturating_sub(dropped);
+        if dropped > 0 {
+            m.part_ended(Fate::NotDelivered);
+        }
     }
 
     /// What was outstanding on a lane that is destroyed counts as flushed.

@@ -4,7 +4,7 @@ use super::channel::{CHANNEL_DEPTH, MAX_AHEAD, TOTAL_AHEAD, TxEntry};
 use super::chunk::MAX_MESSAGE;
 use super::failure::{Failure, PeerReason, Violation};
 use super::grant::Grant;
-use super::message::{Done, DoneKind, MessageId, OneSided, Refused, Send};
+use super::message::{Done, DoneKind, Fate, MessageId, OneSided, Refused, Send};
 use super::outgoing::{Outgoing, Stage};
 use super::session::{Pending, Session};
 use super::slab::Link;
@@ -59,6 +59,8 @@ impl Session {
                 grant: Grant::default(),
                 next: 0,
                 in_flight: 0,
+                total_sent: false,
+                fate: Fate::Delivered,
                 link: Link::default(),
             })
             .ok_or(Refused::Full)?;
@@ -136,6 +138,8 @@ impl Session {
                 grant,
                 next: 0,
                 in_flight: 0,
+                total_sent: false,
+                fate: Fate::Delivered,
                 link: Link::default(),
             })
             .ok_or(Refused::Full)?;
@@ -301,7 +305,13 @@ impl Session {
             }
             _ => self.counts.one_sided += 1,
         }
-        self.done.push_back(Done { token: m.token, kind: m.kind, result: Ok(m.len), window: None });
+        self.done.push_back(Done {
+            token: m.token,
+            kind: m.kind,
+            result: Ok(m.len),
+            fate: Fate::Delivered,
+            window: None,
+        });
         if self.closing {
             self.say_goodbye();
         }
@@ -320,8 +330,9 @@ impl Session {
 
     /// Gives a message up; it ends when nothing of it is in flight.
     pub(super) fn fail_send(&mut self, index: u32, why: Failure) {
-        let Some(m) = self.outgoing.at(index) else { return };
+        let Some(m) = self.outgoing.at_mut(index) else { return };
         let class = m.class.index();
+        m.gave_up();
         match m.stage {
             Stage::Failing(_) => return,
             Stage::Waiting => self.stop_waiting(index),
@@ -349,7 +360,9 @@ impl Session {
 
     /// Ends a message that was given up and has nothing in flight.
     pub(super) fn finish_failed(&mut self, index: u32, why: Failure) {
-        let Some(m) = self.outgoing.remove(index) else { return };
+        let Some(mut m) = self.outgoing.remove(index) else { return };
+        m.gave_up();
+        let fate = m.verdict();
         self.counts.failed += 1;
         if m.kind == DoneKind::Send {
             self.forget_number(m.channel, m.number);
@@ -361,7 +374,7 @@ impl Session {
             // Only now: before, a chunk under way could still have met a closed window.
             self.queue_record(m.class, Pending::Failed { channel: m.channel, number: m.number, reason: reason as u8 });
         }
-        self.done.push_back(Done { token: m.token, kind: m.kind, result: Err(why), window: None });
+        self.done.push_back(Done { token: m.token, kind: m.kind, result: Err(why), fate, window: None });
         if self.closing {
             self.say_goodbye();
         }

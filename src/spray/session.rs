@@ -13,7 +13,7 @@ use super::grant::{Grant, SLOTS, Slots};
 use super::health::Health;
 use super::incoming::Incoming;
 use super::lane::{ClassState, Lane};
-use super::message::{Done, Event, Refused};
+use super::message::{Done, Event, Fate, Refused};
 use super::outgoing::Outgoing;
 use super::rebuild::{Flaps, PerWay};
 use super::records::{Answer, LaneLife, Offer};
@@ -21,8 +21,9 @@ use super::select::{Budgets, MAX_CLASS_LANES};
 use super::slab::{Key, Slab};
 use super::slots::SendSlots;
 use super::stats::{MessageStats, SessionStats};
+use super::words::Words;
 use crate::class::Class;
-use crate::lanes::{LaneId, MAX_PORTS, MrId};
+use crate::lanes::{LaneId, MAX_PORTS, MrId, PortId};
 use crate::mem::Region;
 use crate::time::{Span, Time};
 
@@ -155,6 +156,7 @@ pub struct Session {
     pub(super) flaps: PerWay<Flaps>,
     /// When lanes are to be made or looked at.
     pub(super) rebuild_at: Option<Time>,
+    pub(super) words: Words,
     /// Ports that our operator took out of use, and the last that was heard of the peer's.
     pub(super) drained: [bool; MAX_PORTS],
     pub(super) drains_heard: [u16; MAX_PORTS],
@@ -230,6 +232,7 @@ impl Session {
             ways: [[Health::Healthy; MAX_PORTS]; MAX_PORTS],
             flaps: PerWay::default(),
             rebuild_at: None,
+            words: Words::default(),
             drained: [false; MAX_PORTS],
             drains_heard: [0; MAX_PORTS],
             rng: fastrand::Rng::with_seed(config.nonce),
@@ -328,7 +331,9 @@ impl Session {
         self.end(why);
         for index in 0..self.outgoing.bound() {
             if let Some(m) = self.outgoing.at_mut(index) {
-                m.in_flight = 0;
+                if std::mem::take(&mut m.in_flight) > 0 {
+                    m.part_ended(Fate::Unknown);
+                }
                 self.finish_failed(index, why);
             }
         }
@@ -383,7 +388,7 @@ impl Session {
         }
         // Nobody will say what became of these.
         for id in self.chunks.lost() {
-            self.chunk_settled(id, true);
+            self.chunk_settled(id, Fate::Unknown);
         }
         for class in &mut self.classes {
             class.records.clear();
@@ -514,6 +519,11 @@ impl Session {
             }
             state.records.push_back(Pending::Grant(key));
         }
+    }
+
+    /// Connected lanes on a local port. Off the hot path.
+    pub fn lanes_on(&self, port: PortId) -> impl Iterator<Item = LaneId> {
+        self.lanes.iter().filter(move |l| l.role.port == port && l.is_up()).map(|l| l.id)
     }
 
     /// Channels that exist.

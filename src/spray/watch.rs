@@ -5,7 +5,7 @@
 use super::config::LaneKind;
 use super::failure::Failure;
 use super::health::{Cause, Health, Subject, Transition};
-use super::intake::PROBE;
+use super::intake::{FULL, PROBE};
 use super::lane::Lane;
 use super::message::{Event, Post};
 use super::session::Session;
@@ -134,13 +134,15 @@ impl Session {
         if silent >= threshold && !self.peer_suspect {
             self.peer_suspect = true;
             self.peer_event(Health::Healthy, Health::Suspect, Cause::Silence { age: silent, threshold, deliveries: 0 });
+            self.try_witness();
         }
         let unanswered = self.lanes.iter().any(|l| l.is_fencing() && now.since(l.given_up) >= timeout);
-        if silent >= timeout || unanswered {
+        let dark = self.words.dark.is_some_and(|since| now.since(since) >= timeout);
+        if silent >= timeout || unanswered || dark {
             self.end(Failure::Silent { after: timeout });
             return;
         }
-        if busy || self.is_fencing() {
+        if busy || self.is_fencing() || self.is_dark() {
             self.watch_at = Some(now + self.look_every());
         }
     }
@@ -203,13 +205,15 @@ impl Session {
         }
     }
 
-    /// The next probe: a WRITE of no bytes, which needs no key and no receive.
+    /// The next probe: a WRITE of no bytes, which needs no key and no receive; the second one of a new lane is of one full packet.
     pub(super) fn next_probe(&mut self) -> Option<Post> {
         while let Some(index) = self.probes.pop_front() {
             let lane = &mut self.lanes[index as usize];
             if !lane.is_usable() || lane.outstanding >= u32::from(self.config.control_slots) {
                 continue;
             }
+            let full = lane.back.full_probe();
+            let (bytes, remote) = full.map_or((0, Remote::default()), |target| (lane.role.mtu, target));
             let charge = lane.on_post(self.now, 0);
             self.budgets.add(lane.role.peer_port, charge);
             let id = lane.id;
@@ -217,8 +221,10 @@ impl Session {
                 self.classes[lane.role.class.index()].refresh(lane, self.config.send_depth);
             }
             self.watch_on();
-            let local = Local { mr: self.control_mr, offset: 0, len: 0 };
-            let request = WorkRequest { id: PROBE | u64::from(index), op: Op::Write, local, remote: Remote::default() };
+            // What it carries means nothing; there is more control memory than a packet takes.
+            let local = Local { mr: self.control_mr, offset: 0, len: bytes };
+            let id_of = PROBE | if full.is_some() { FULL } else { 0 } | u64::from(index);
+            let request = WorkRequest { id: id_of, op: Op::Write, local, remote };
             return Some(Post::Work(id, request));
         }
         None

@@ -1,10 +1,10 @@
 //! Status codes and the text of the last error.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use planespray::{Error, Failure, PeerReason};
+use planespray::{Error, Failure, Fate, PeerReason};
 
 /// It worked.
 pub const SPRAY_OK: i32 = 0;
@@ -27,8 +27,18 @@ pub const SPRAY_CLOSED: i32 = -8;
 /// A fault of planespray; please report it.
 pub const SPRAY_BUG: i32 = -9;
 
+/// The error was not about the arrival of something sent.
+pub const SPRAY_FATE_NONE: i32 = 0;
+/// All of it had arrived, as success would have meant.
+pub const SPRAY_FATE_DELIVERED: i32 = 1;
+/// It has not arrived, and will not.
+pub const SPRAY_FATE_NOT_DELIVERED: i32 = 2;
+/// Part of it was under way, and nobody is left who could tell.
+pub const SPRAY_FATE_UNKNOWN: i32 = 3;
+
 thread_local! {
     static LAST: RefCell<CString> = RefCell::new(CString::default());
+    static FATE: Cell<i32> = const { Cell::new(SPRAY_FATE_NONE) };
 }
 
 /// A status that is not [`SPRAY_OK`].
@@ -51,6 +61,12 @@ impl From<Error> for Failed {
             _ => SPRAY_SYSTEM,
         };
         say(&error.to_string());
+        FATE.set(match error.fate() {
+            None => SPRAY_FATE_NONE,
+            Some(Fate::Delivered) => SPRAY_FATE_DELIVERED,
+            Some(Fate::NotDelivered) => SPRAY_FATE_NOT_DELIVERED,
+            Some(Fate::Unknown) => SPRAY_FATE_UNKNOWN,
+        });
         Failed(code)
     }
 }
@@ -68,6 +84,7 @@ pub(super) fn invalid(why: &str) -> Failed {
 fn say(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     LAST.with(|last| *last.borrow_mut() = text);
+    FATE.set(SPRAY_FATE_NONE);
 }
 
 /// Runs the body of an exported function.
@@ -121,6 +138,13 @@ pub(super) unsafe fn string<'a>(text: *const c_char, what: &str) -> Result<&'a s
 #[unsafe(no_mangle)]
 pub extern "C" fn spray_last_error() -> *const c_char {
     LAST.with(|last| last.borrow().as_ptr())
+}
+
+/// Whether the message that the last failure of this thread was about was delivered: `SPRAY_FATE_..`. Of `spray_test_batch`, the
+/// last of those that failed in the call.
+#[unsafe(no_mangle)]
+pub extern "C" fn spray_last_fate() -> i32 {
+    FATE.get()
 }
 
 /// A status in a few words; never NULL.

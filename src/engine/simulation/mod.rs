@@ -1,9 +1,12 @@
 //! The engine, the spraying machine and the queue pairs over simulated planes that fail in every way, in virtual time. A
 //! seed repeats a run exactly.
 
+mod fates;
+mod mtu;
 mod plain;
 mod promises;
 mod scenario;
+mod words;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -8,7 +8,7 @@ use crossbeam_queue::{ArrayQueue, SegQueue};
 use super::plain::Plain;
 use crate::class::{Class, Dscp};
 use crate::embedded::{Embedded, EmbeddedConfig};
-use crate::engine::{Command, Core, Ended, NewSession, OpId, Ops, Seen, SessionId};
+use crate::engine::{Command, Core, Ended, Lost, NewSession, OpId, Ops, Seen, SessionId};
 use crate::lanes::{Control, LaneEvent, LaneId, LaneSpec, MrId, PortId};
 use crate::mem::Region;
 use crate::sim::{Faults, Net, SimIo, SimPort};
@@ -188,6 +188,11 @@ impl World {
     }
 
     pub(super) fn take(&mut self, side: usize, op: OpId) -> Option<Result<u64, Ended>> {
+        Some(self.take_lost(side, op)?.map_err(|lost| lost.why))
+    }
+
+    /// The same, with what is known about the arrival of a message that failed.
+    pub(super) fn take_lost(&mut self, side: usize, op: OpId) -> Option<Result<u64, Lost>> {
         self.ends[side].ops.take(op)
     }
 
@@ -195,6 +200,14 @@ impl World {
         let now = self.now;
         self.ends[side].core.lane_event(now, event);
         self.ends[side].ready = now;
+    }
+
+    /// Drives an end although nothing is due, as the helper thread does now and then.
+    pub(super) fn drive(&mut self, side: usize) {
+        let end = &mut self.ends[side];
+        if end.stopped <= self.now {
+            end.core.drive(self.now, &end.commands, &end.garbage);
+        }
     }
 
     /// When something is to be done next.

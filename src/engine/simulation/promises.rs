@@ -17,7 +17,7 @@ const SHAPE: Shape = Shape {
     plain: true,
     sloth: Span::from_micros(10),
     slow_fence: Span::from_micros(100),
-    faults: Faults { loss: 0.0, duplicate: 0.0, reorder: 0.0, reorder_by: Span::ZERO, mark: 0.0, corrupt: 0.0 },
+    faults: Faults::NONE,
 };
 
 /// The default thresholds at a round trip below 1 ms: no message waits for longer than 50 ms because of it.

@@ -72,5 +72,7 @@ pub use api::{
 pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};
 pub use engine::LogEntry;
+#[cfg(feature = "cli")]
+pub use engine::simulation;
 pub use lanes::WindowAccess;
 pub use spray::{Cause, Failure, Health, PeerReason, Subject, Transition};

@@ -11,8 +11,8 @@ mod fences;
 mod log;
 mod ops;
 mod shared;
-#[cfg(test)]
-mod simulation;
+#[cfg(any(test, feature = "cli"))]
+pub mod simulation;
 
 pub use self::core::{Core, NewSession, Seen, SessionState, Witness};
 pub use command::{Command, SessionId};

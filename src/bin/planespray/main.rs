@@ -28,7 +28,7 @@ enum What {
     Bench(Box<bench::Args>),
     /// Lists RDMA devices, their ports and addresses, and says which engine runs over which of them, and why.
     Devices(devices::Args),
-    /// Simulates flows over planes of switches, and says how long they took under a balancing policy.
+    /// Simulates flows over planes of switches under a balancing policy, or the engine itself over planes that fail.
     Sim(Box<sim::Args>),
 }
 

@@ -227,8 +227,8 @@ impl Net {
     /// When the next packet arrives anywhere, or moves on inside a switch.
     pub fn next_arrival(&self) -> Option<Time> {
         let net = self.0.borrow();
-        let arrival = net.arrival();
-        [arrival, net.fabric.next()].into_iter().flatten().min()
+        let arrivals = net.flying.iter().filter_map(|f| f.peek()).map(|f| f.0.at);
+        arrivals.chain(net.fabric.next()).min()
     }
 
     /// Replaces the faults.
@@ -289,20 +289,20 @@ impl Inner {
         p > 0.0 && self.rng.f64() < p
     }
 
-    fn arrival(&self) -> Option<Time> {
-        self.flying.iter().filter_map(|f| f.peek()).map(|f| f.0.at).min()
-    }
-
     fn settle(&mut self, until: Time) -> bool {
         let mut any = false;
+        // A host may answer what arrives; what had arrived before is in `until`.
+        let mut bound = until;
         while let Some(at) = self.fabric.next()
-            && at <= until
-            && self.arrival().is_none_or(|first| at <= first)
+            && at <= bound
         {
             any = true;
             match self.fabric.step(&mut self.rng) {
                 Brought::Nothing => {}
-                Brought::Arrived(host, flight) => self.push(host, flight),
+                Brought::Arrived(host, flight) => {
+                    bound = bound.min(flight.at);
+                    self.push(host, flight);
+                }
                 Brought::Dropped(f) => {
                     self.stats.dropped += 1;
                     self.fate(at, "dropped by a full queue", f.src, f.dst, &f.bytes);

@@ -6,6 +6,8 @@
 
 mod faults;
 mod file;
+#[cfg(test)]
+mod gates;
 mod plain;
 mod plan;
 mod promises;
@@ -38,7 +40,18 @@ enum Source {
 }
 
 /// Scenarios in files of their own that come with the crate.
-const SHIPPED: &[(&str, &str)] = &[("example", include_str!("scenarios/example.toml"))];
+const SHIPPED: &[(&str, &str)] = &[
+    ("example", include_str!("scenarios/example.toml")),
+    ("one-of-four", include_str!("scenarios/one-of-four.toml")),
+    ("two-of-four", include_str!("scenarios/two-of-four.toml")),
+    ("heals", include_str!("scenarios/heals.toml")),
+    ("path-dark", include_str!("scenarios/path-dark.toml")),
+    ("slow-plane", include_str!("scenarios/slow-plane.toml")),
+    ("stopped", include_str!("scenarios/stopped.toml")),
+    ("hundred-flaps", include_str!("scenarios/hundred-flaps.toml")),
+    ("everything", include_str!("scenarios/everything.toml")),
+    ("restart", include_str!("scenarios/restart.toml")),
+];
 
 impl Scenario {
     /// Reads a scenario file.

@@ -122,6 +122,7 @@ pub(super) fn plan(seed: u64, kind: Kind) -> Plan {
         lanes_lost: matches!(kind, Kind::Dark | Kind::Drains).then_some(0),
         slowest: match kind {
             Kind::Quick => Some(Span::from_millis(50)),
+            Kind::Storm => Some(Span::from_millis(100)),
             Kind::Dark => Some(Span::from_secs(6)),
             _ => None,
         },

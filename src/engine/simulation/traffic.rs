@@ -15,7 +15,7 @@ const FRESH: u8 = 0xee;
 const PLACES: usize = 4099;
 
 /// Buffers that are back before one of them is used again.
-const KEPT: usize = 64;
+const KEPT: usize = 16;
 
 /// Registered memory of one end.
 struct Buffer {

@@ -22,7 +22,7 @@ fn a_healed_plane_has_its_share_again_and_all_is_as_fast_as_before() {
 
 #[test]
 fn a_dark_path_costs_its_lanes_and_no_others() {
-    (0..4).for_each(|seed| assert!(must(seed, "path-dark").lanes_lost > 0, "seed {seed}: some lane took that path"));
+    (0..2).for_each(|seed| assert!(must(seed, "path-dark").lanes_lost > 0, "seed {seed}: some lane took that path"));
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn a_hundred_flaps_cost_nothing() {
 
 #[test]
 fn everything_at_once() {
-    for seed in 0..30 {
+    for seed in 0..10 {
         let o = must(seed, "everything");
         assert!(o.net.strays > 0 && o.net.corrupted > 0 && o.net.swallowed > 0, "seed {seed}: {o:?}");
     }
@@ -52,18 +52,25 @@ fn everything_at_once() {
 
 #[test]
 fn a_peer_that_begins_anew_is_another() {
-    for seed in 0..40 {
+    for seed in 0..10 {
         let o = must(seed, "restart");
         assert!(o.failed > 0 && o.messages > 100, "seed {seed}: {o:?}");
+        let told = changed("restart", "noticed = false", "noticed = true");
+        let o = told.run(seed, Record::default()).unwrap_or_else(|broken| panic!("seed {seed}, noticed: {broken}"));
+        assert!(o.failed > 0 && o.messages > 100, "seed {seed}, noticed: {o:?}");
     }
 }
 
-/// A scenario with one thing changed breaks this promise.
-fn notices(name: &str, was: &str, is: &str, promise: &str) {
+/// A scenario that comes with the crate, with one thing changed.
+fn changed(name: &str, was: &str, is: &str) -> Scenario {
     let text = SHIPPED.iter().find(|s| s.0 == name).expect("it is there").1;
     assert!(text.contains(was), "{name} says {was}");
-    let changed = Scenario::parse(&text.replace(was, is)).expect("it is a scenario");
-    let broken = changed.run(1, Record::default()).expect_err("something is wrong");
+    Scenario::parse(&text.replace(was, is)).expect("it is a scenario")
+}
+
+/// With one thing changed a scenario breaks this promise.
+fn notices(name: &str, was: &str, is: &str, promise: &str) {
+    let broken = changed(name, was, is).run(1, Record::default()).expect_err("something is wrong");
     assert_eq!(broken.promise, promise, "{name} with {is}: {broken}");
 }
 
@@ -73,8 +80,8 @@ fn gates_notice_what_is_broken() {
     notices("heals", "rebuild = true", "rebuild = false", "P4");
     notices("heals", "lasts = \"500ms\"", "lasts = \"4s\"", "P4");
     notices("path-dark", "silence = \"20ms\"", "silence = \"200ms\"", "P3");
-    notices("slow-plane", "share = 0.5", "share = 0.1", "P4");
-    notices("stopped", "what = \"stop\"", "what = \"overrun\"\nplane = 0\n#", "P3");
+    notices("slow-plane", "plane = 3", "planes = [2, 3]", "P4");
+    notices("stopped", "what = \"stop\"", "what = \"cut\"\nplane = 0", "P3");
     notices("hundred-flaps", "rebuild = true", "rebuild = false", "P4");
     notices("restart", "session_timeout = \"1s\"", "session_timeout = \"200s\"\n[expect]\nlimit = \"5s\"", "P8");
 }

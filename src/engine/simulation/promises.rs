@@ -8,8 +8,8 @@ use super::world::{World, address};
 use crate::spray::{Health, Subject};
 use crate::time::{Span, Time};
 
-/// What changes its state.
-type Who = (usize, u16, u8, u8, u8);
+/// What changes its state: end, session, number, kind and ports.
+type Who = (usize, u16, u16, u8, u8, u8);
 
 /// What was seen so far.
 pub(super) struct Promises {
@@ -71,7 +71,7 @@ impl Promises {
                     self.lost.push(number);
                 }
                 let ways = if kind == 1 { (port, peer_port) } else { (0, 0) };
-                let was = self.states.insert((side, number, kind, ways.0, ways.1), t.to);
+                let was = self.states.insert((side, entry.session, number, kind, ways.0, ways.1), t.to);
                 if was.is_some_and(|was| was != t.from) {
                     return Err(("P7", format!("end {side}: {:?} was {was:?}, and the log says {t:?}", t.subject)));
                 }

@@ -32,7 +32,7 @@ fn the_documented_example_runs_and_repeats() {
     };
     let ((object, log), (_, again)) = (run("a.log"), run("b.log"));
     assert_eq!((&object["kept"], &object["seed"]), (&true.into(), &7.into()));
-    assert!(object["messages"].as_u64() > Some(100) && object["lanes_lost"].as_u64() > Some(0), "{object}");
+    assert!(object["messages"].as_u64() > Some(100) && object["lost"].as_u64() > Some(0), "{object}");
     assert!(log.len() > 1000 && log == again, "the same seed gives the same bytes");
     assert!(fs::metadata(dir.path().join("x.pcap")).expect("a capture").len() > 100_000);
 }

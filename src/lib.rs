@@ -74,6 +74,8 @@ pub use api::{
 pub use bootstrap::{BootstrapError, JobKey};
 pub use class::{Class, Dscp};
 pub use engine::LogEntry;
+#[cfg(feature = "cli")]
+pub use engine::simulation;
 pub use lanes::WindowAccess;
 #[cfg(target_os = "linux")]
 pub use qualify::{Finding, Qualify, Verdict};

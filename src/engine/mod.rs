@@ -11,8 +11,8 @@ mod fences;
 mod log;
 mod ops;
 mod shared;
-#[cfg(test)]
-mod simulation;
+#[cfg(any(test, feature = "cli"))]
+pub mod simulation;
 mod witness;
 
 pub use self::core::{Core, NewSession, SessionState};

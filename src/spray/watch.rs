@@ -169,6 +169,7 @@ impl Session {
                 let deliveries = u32::try_from(others - lane.watch.others).unwrap_or(u32::MAX);
                 self.set_health(index, Health::Suspect, Cause::Silence { age, threshold, deliveries });
                 self.probe_others(index, self.config.deliveries);
+                self.probe_way(index);
             } else if age.as_nanos() >= half {
                 // Nothing else is under way that could tell.
                 self.probe_others(index, 1);
@@ -201,6 +202,19 @@ impl Session {
                 for _ in 0..each {
                     self.probes.push_back(i as u16);
                 }
+            }
+        }
+    }
+
+    /// Has the idle lanes of the same two ports tried, so that they are judged with this one and not one after the other.
+    #[cold]
+    fn probe_way(&mut self, index: u16) {
+        let lane = &self.lanes[index as usize];
+        let way = (lane.role.port, lane.role.peer_port);
+        for (i, l) in (0..).zip(&self.lanes) {
+            let same = (l.role.port, l.role.peer_port) == way;
+            if same && l.may_carry() && l.outstanding == 0 && !self.probes.contains(&i) {
+                self.probes.push_back(i);
             }
         }
     }
@@ -249,7 +263,8 @@ impl Session {
             let lane = &self.lanes[other as usize];
             let same = lane.open && (lane.role.port, lane.role.peer_port) == way;
             let age = lane.path.age(now);
-            if same && lane.outstanding > 0 && age > now.since(s.since) && self.may_lose(other) {
+            // Probes that went out at that moment count.
+            if same && lane.outstanding > 0 && age >= now.since(s.since) && self.may_lose(other) {
                 self.give_up(other, Status::RetryExceeded, Cause::PlaneSilence { age });
                 plane = true;
             }
@@ -306,18 +321,11 @@ impl Session {
             _ => return,
         };
         *way = to;
+        let subject = Subject::Way;
+        self.events.push_back(Event::Health(Transition { at, subject, port, peer_port, from, to, cause }));
         if to == Health::Dead {
             self.way_failed(port, peer_port);
         }
-        self.events.push_back(Event::Health(Transition {
-            at,
-            subject: Subject::Way,
-            port,
-            peer_port,
-            from,
-            to,
-            cause,
-        }));
     }
 
     fn peer_event(&mut self, from: Health, to: Health, cause: Cause) {

@@ -25,8 +25,7 @@ const ROUND: Span = Span::from_micros(1);
 const PLANES: u8 = 2;
 
 /// A link on which everything goes wrong now and then.
-const LOSSY: Faults =
-    Faults { loss: 0.03, duplicate: 0.03, reorder: 0.05, reorder_by: Span::from_micros(50), mark: 0.1, corrupt: 0.01 };
+const LOSSY: Faults = Faults { loss: 0.03, duplicate: 0.03, reorder: 0.05, mark: 0.1, corrupt: 0.01, ..Faults::NONE };
 
 type Sim = Rig<Embedded<SimIo>>;
 

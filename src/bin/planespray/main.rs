@@ -34,7 +34,7 @@ enum What {
     ///
     /// Exit code 0: all that is needed was proven; 1: not; 2: the options are wrong.
     Qualify(qualify::Args),
-    /// Simulates flows over planes of switches, and says how long they took under a balancing policy.
+    /// Simulates flows over planes of switches under a balancing policy, or the engine itself over planes that fail.
     Sim(Box<sim::Args>),
 }
 

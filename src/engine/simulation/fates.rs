@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::scenario::config;
-use super::seeds;
-use super::world::{Shape, World, address};
+use super::random::config;
+use super::tests::seeds;
+use super::world::{PlaneShape, Shape, World, address};
 use crate::class::Class;
 use crate::engine::{Ended, OpId, Seen};
 use crate::lanes::{Control, LaneEvent, PortId};
@@ -57,12 +57,13 @@ fn one(seed: u64, count: &mut Count) -> Result<(), String> {
     let death = DEATHS[seed as usize % DEATHS.len()];
     let shape = Shape {
         seed,
-        planes: rng.u8(1..=3),
+        planes: vec![PlaneShape::default(); rng.usize(1..=3)],
         data: rng.u16(1..=2),
         plain: rng.bool(),
         sloth: Span::from_nanos(rng.u64(..30_000)),
         slow_fence: Span::from_nanos(rng.u64(..2_000_000)),
-        faults: Faults { loss: if rng.bool() { 0.01 } else { 0.0 }, ..Faults::default() },
+        faults: Faults { loss: if rng.bool() { 0.01 } else { 0.0 }, ..Faults::NONE },
+        ..Shape::default()
     };
     let rebuild = rng.bool();
     let mut world = World::new(shape, SessionConfig { session_timeout: TIMEOUT, ..config(seed, rebuild) });
@@ -87,12 +88,13 @@ fn one(seed: u64, count: &mut Count) -> Result<(), String> {
         // Some that nobody receives, some shorter than their receives.
         if rng.u8(..4) > 0 {
             let target = Region::from_vec(vec![0; m.source.len() + [0, 5000][rng.usize(..2)]]);
-            m.receive = Some(world.receive(1, channel as u32, &target));
+            let into = world.whole(1, &target);
+            m.receive = Some(world.start_receive(1, channel as u32, into));
         }
     }
     let eager = rng.bool();
     let mut next = 0;
-    let mut troubled = shape.planes == 1;
+    let mut troubled = world.planes() == 1;
     loop {
         let due = messages.get(next).map(|m| m.send_at);
         let until = [due, (!troubled).then_some(trouble)].into_iter().flatten().min().unwrap_or(dies).min(dies);
@@ -103,7 +105,7 @@ fn one(seed: u64, count: &mut Count) -> Result<(), String> {
         if !troubled && world.now >= trouble {
             troubled = true;
             match rng.u8(..3) {
-                0 => world.event(rng.usize(..2), &LaneEvent::PortDown(PortId(0))),
+                0 => world.carrier(rng.usize(..2), 0, false),
                 1 => world.net.cut(address(0, 0), address(0, 1)),
                 _ => {
                     let (side, lane) = (rng.usize(..2), rng.usize(..world.ends[0].lanes.len()));
@@ -114,7 +116,8 @@ fn one(seed: u64, count: &mut Count) -> Result<(), String> {
         }
         while let Some(m) = messages.get_mut(next).filter(|m| m.send_at <= world.now) {
             let class = [Class::Latency, Class::Bulk][rng.usize(..2)];
-            m.send = Some(world.send(0, next as u32, class, &m.source, eager));
+            let local = world.whole(0, &m.source);
+            m.send = Some(world.start_send(0, next as u32, class, local, eager));
             next += 1;
         }
     }
@@ -132,7 +135,7 @@ fn one(seed: u64, count: &mut Count) -> Result<(), String> {
             (limit, why) = (TIMEOUT.saturating_mul(2), Ended::Failed(Failure::Silent { after: TIMEOUT }));
         }
         Death::Dark => {
-            for plane in 0..shape.planes {
+            for plane in 0..world.planes() {
                 world.net.cut(address(plane, 0), address(plane, 1));
                 world.net.cut(address(plane, 1), address(plane, 0));
             }

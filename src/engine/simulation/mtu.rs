@@ -1,12 +1,11 @@
 //! A plane that returns and does not take full packets any more.
 
-use super::scenario::config;
+use super::random::config;
 use super::world::{Shape, World, address};
 use crate::class::Class;
 use crate::engine::OpId;
 use crate::lanes::PortId;
 use crate::mem::Region;
-use crate::sim::Faults;
 use crate::spray::{Cause, Health, Subject, Transition};
 use crate::time::Span;
 
@@ -14,9 +13,8 @@ use crate::time::Span;
 const LEN: usize = 400_000;
 
 fn world() -> World {
-    let faults = Faults::default();
     let (sloth, slow_fence) = (Span::from_micros(10), Span::from_micros(100));
-    World::new(Shape { seed: 5, planes: 2, data: 2, plain: false, sloth, slow_fence, faults }, config(5, true))
+    World::new(Shape { seed: 5, sloth, slow_fence, ..Shape::default() }, config(5, true))
 }
 
 fn both(mut what: impl FnMut(std::net::IpAddr, std::net::IpAddr)) {
@@ -31,8 +29,9 @@ fn run(world: &mut World, span: Span) {
     while world.now < end {
         for from in 0..2 {
             let (source, target) = (Region::from_vec(vec![3; LEN]), Region::from_vec(vec![0; LEN]));
-            waiting.push((1 - from, world.receive(1 - from, 0, &target)));
-            waiting.push((from, world.send(from, 0, Class::Bulk, &source, false)));
+            let (into, local) = (world.whole(1 - from, &target), world.whole(from, &source));
+            waiting.push((1 - from, world.start_receive(1 - from, 0, into)));
+            waiting.push((from, world.start_send(from, 0, Class::Bulk, local, false)));
         }
         let until = world.now + Span::from_millis(20);
         while world.step(until) {}

@@ -1,11 +1,12 @@
 //! A backend as NICs are: windows may stay open, as verbs' plain memory regions do, so that a late packet changes memory and
 //! is seen; and a queue pair takes its time to reach ERR.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use crate::lanes::{
     Caps, Completion, Control, Domain, Full, LaneAddress, LaneError, LaneEvent, LaneId, LaneSpec, Lanes, MrId,
-    PortInfo, Receive, Window, WindowAccess, WorkRequest,
+    PortInfo, Receive, Status, Window, WindowAccess, WorkRequest,
 };
 use crate::mem::Region;
 use crate::time::{Span, Time};
@@ -20,12 +21,36 @@ pub(super) struct Plain<L> {
     now: Time,
     /// Queue pairs on their way there.
     fencing: Vec<(Time, LaneId)>,
+    /// Queue pairs that failed by themselves.
+    failed: VecDeque<LaneId>,
+    /// Queue pairs that exist, and windows that nobody has closed.
+    pub(super) alive: usize,
+    pub(super) windows: usize,
 }
 
 impl<L> Plain<L> {
     pub(super) fn new(lanes: L, open: bool, seed: u64, slow: Span) -> Plain<L> {
         let rng = fastrand::Rng::with_seed(seed);
-        Plain { lanes, open, slow, rng, now: Time::ZERO, fencing: Vec::new() }
+        Plain {
+            lanes,
+            open,
+            slow,
+            rng,
+            now: Time::ZERO,
+            fencing: Vec::new(),
+            failed: VecDeque::new(),
+            alive: 0,
+            windows: 0,
+        }
+    }
+}
+
+impl<L: Control> Plain<L> {
+    /// A queue pair goes to ERR by itself, and says so.
+    pub(super) fn fail(&mut self, lane: LaneId) {
+        if self.lanes.fence(lane).is_ok() {
+            self.failed.push_back(lane);
+        }
     }
 }
 
@@ -50,13 +75,18 @@ impl<L: Control> Control for Plain<L> {
         len: u64,
         access: WindowAccess,
     ) -> Result<Window, LaneError> {
-        self.lanes.open_window(domain, mr, offset, len, access)
+        let window = self.lanes.open_window(domain, mr, offset, len, access)?;
+        self.windows += 1;
+        Ok(window)
     }
     fn close_window(&mut self, window: &Window) -> bool {
+        self.windows -= 1;
         self.open || self.lanes.close_window(window)
     }
     fn create(&mut self, spec: &LaneSpec) -> Result<LaneId, LaneError> {
-        self.lanes.create(spec)
+        let lane = self.lanes.create(spec)?;
+        self.alive += 1;
+        Ok(lane)
     }
     fn address(&self, lane: LaneId) -> Result<LaneAddress, LaneError> {
         self.lanes.address(lane)
@@ -74,9 +104,17 @@ impl<L: Control> Control for Plain<L> {
     }
     fn destroy(&mut self, lane: LaneId) -> Result<(), LaneError> {
         self.fencing.retain(|f| f.1 != lane);
-        self.lanes.destroy(lane)
+        self.lanes.destroy(lane)?;
+        self.alive -= 1;
+        Ok(())
     }
     fn poll_event(&mut self) -> Option<LaneEvent> {
+        // One that has been destroyed meanwhile says nothing any more.
+        while let Some(lane) = self.failed.pop_front() {
+            if self.lanes.address(lane).is_ok() {
+                return Some(LaneEvent::LaneError { lane, status: Status::Other });
+            }
+        }
         self.lanes.poll_event()
     }
 }

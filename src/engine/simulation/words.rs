@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::scenario::config;
-use super::seeds;
-use super::world::{Shape, World};
+use super::random::config;
+use super::tests::seeds;
+use super::world::{PlaneShape, Shape, World};
 use crate::class::Class;
 use crate::engine::{Ended, OpId, Seen, Witness};
 use crate::lanes::{Control, LaneEvent, PortId};
@@ -79,7 +79,7 @@ fn advance(world: &mut World, until: Time) {
 
 /// Moves every queue pair of an end to ERR that is there.
 fn break_all(world: &mut World, side: usize) {
-    for port in 0..world.shape().planes {
+    for port in 0..world.planes() {
         let end = &mut world.ends[side];
         let lanes: Vec<_> = end.core.session(end.session).expect("it lives").lanes_on(PortId(port)).collect();
         for lane in lanes {
@@ -92,12 +92,13 @@ fn start(seed: u64, timeout: Span) -> (World, Arc<Mutex<Wire>>, fastrand::Rng) {
     let mut rng = fastrand::Rng::with_seed(seed ^ 0x0e0d << 40);
     let shape = Shape {
         seed,
-        planes: rng.u8(1..=3),
+        planes: vec![PlaneShape::default(); rng.usize(1..=3)],
         data: rng.u16(1..=2),
         plain: rng.bool(),
         sloth: Span::from_nanos(rng.u64(..30_000)),
         slow_fence: Span::from_nanos(rng.u64(..2_000_000)),
-        faults: Faults { loss: if rng.bool() { 0.01 } else { 0.0 }, ..Faults::default() },
+        faults: Faults { loss: if rng.bool() { 0.01 } else { 0.0 }, ..Faults::NONE },
+        ..Shape::default()
     };
     let mut world = World::new(shape, SessionConfig { session_timeout: timeout, ..config(seed, true) });
     let wire = Arc::new(Mutex::new(Wire::default()));
@@ -138,7 +139,7 @@ fn one(seed: u64) -> Result<(u64, u64), String> {
                 breaks.push((Time::from_nanos(at + after), 1 - first, u8::MAX));
             }
             _ => {
-                for plane in 0..world.shape().planes {
+                for plane in 0..world.planes() {
                     let (side, after) = (rng.usize(..2), rng.u64(..2_000_000));
                     breaks.push((Time::from_nanos(at + after), side, plane));
                 }
@@ -162,14 +163,15 @@ fn one(seed: u64) -> Result<(u64, u64), String> {
                 for lane in lanes {
                     let _ = end.core.lanes_mut().lanes.fence(lane);
                 }
-                world.event(side, &LaneEvent::PortUp(PortId(plane)));
+                world.carrier(side, plane, true);
             }
         }
         while let Some(f) = flights.get_mut(next).filter(|f| f.at <= world.now) {
             let source = Region::from_vec((0..f.len).map(|at| byte(next, at)).collect());
             let class = [Class::Latency, Class::Bulk][rng.usize(..2)];
-            f.receive = Some(world.receive(1 - f.from, 0, &f.target));
-            f.send = Some(world.send(f.from, 0, class, &source, rng.bool()));
+            let (into, local) = (world.whole(1 - f.from, &f.target), world.whole(f.from, &source));
+            f.receive = Some(world.start_receive(1 - f.from, 0, into));
+            f.send = Some(world.start_send(f.from, 0, class, local, rng.bool()));
             next += 1;
         }
     }
@@ -247,7 +249,8 @@ fn without_a_witness_the_session_ends_in_time() {
         wire.lock().dead = true;
         let target = Region::from_vec(vec![0; 50_000]);
         let source = Region::from_vec(vec![1; 50_000]);
-        let ops = [(1, world.receive(1, 0, &target)), (0, world.send(0, 0, Class::Bulk, &source, false))];
+        let (into, local) = (world.whole(1, &target), world.whole(0, &source));
+        let ops = [(1, world.start_receive(1, 0, into)), (0, world.start_send(0, 0, Class::Bulk, local, false))];
         break_all(&mut world, 0);
         break_all(&mut world, 1);
         let until = world.now + Span::from_millis(900);

@@ -2,28 +2,44 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_queue::{ArrayQueue, SegQueue};
 
 use super::plain::Plain;
+use super::plan::Message;
 use crate::class::{Class, Dscp};
 use crate::embedded::{Embedded, EmbeddedConfig};
 use crate::engine::{Command, Core, Ended, Lost, NewSession, OpId, Ops, Seen, SessionId};
-use crate::lanes::{Control, LaneEvent, LaneId, LaneSpec, MrId, PortId};
+use crate::lanes::{Control, LaneId, LaneSpec, MrId, PortId};
 use crate::mem::Region;
-use crate::sim::{Faults, Net, SimIo, SimPort};
+use crate::sim::{Faults, Net, SimIo, SimPort, Switches};
 use crate::spray::{LaneKind, LaneRole, Send, SessionConfig, Source};
 use crate::time::{Span, Time};
 
-/// One way.
-const DELAY: Span = Span::from_micros(10);
 const CLASSES: [Class; 2] = [Class::Latency, Class::Bulk];
 
-/// What a world is made with.
+/// A plane.
 #[derive(Clone, Copy, Debug)]
+pub(super) struct PlaneShape {
+    /// None: ideal.
+    pub(super) switches: Option<Switches>,
+    pub(super) mtu: u32,
+}
+
+impl Default for PlaneShape {
+    fn default() -> Self {
+        PlaneShape { switches: None, mtu: 1024 }
+    }
+}
+
+/// What a world is made with.
+#[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) seed: u64,
-    pub(super) planes: u8,
+    pub(super) planes: Vec<PlaneShape>,
+    /// One way through an ideal plane.
+    pub(super) delay: Span,
     /// Data lanes per plane and class.
     pub(super) data: u16,
     /// Windows stay open.
@@ -33,6 +49,28 @@ pub(super) struct Shape {
     /// A queue pair takes up to this long to reach ERR.
     pub(super) slow_fence: Span,
     pub(super) faults: Faults,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Shape {
+            seed: 1,
+            planes: vec![PlaneShape::default(); 2],
+            delay: Span::from_micros(10),
+            data: 2,
+            plain: false,
+            sloth: Span::from_micros(5),
+            slow_fence: Span::ZERO,
+            faults: Faults::NONE,
+        }
+    }
+}
+
+impl Shape {
+    /// Lanes of one plane, over all classes: a control lane each, and the data lanes.
+    pub(super) fn lanes_per_plane(&self) -> usize {
+        CLASSES.len() * (usize::from(self.data) + 1)
+    }
 }
 
 pub(super) type Backend = Plain<Embedded<SimIo>>;
@@ -48,6 +86,8 @@ pub(super) struct End {
     pub(super) stopped: Time,
     /// It is driven no sooner.
     ready: Time,
+    /// Its session's bootstrap connection was reset.
+    reset: Arc<AtomicBool>,
 }
 
 pub(super) struct World {
@@ -56,6 +96,7 @@ pub(super) struct World {
     pub(super) ends: [End; 2],
     pub(super) rng: fastrand::Rng,
     shape: Shape,
+    config: SessionConfig,
     pub(super) steps: u64,
 }
 
@@ -64,39 +105,70 @@ pub(super) fn address(plane: u8, host: usize) -> IpAddr {
     IpAddr::from([10, plane, 0, 1 + host as u8])
 }
 
+impl End {
+    fn new(shape: &Shape, seed: u64, io: SimIo) -> End {
+        let embedded = EmbeddedConfig {
+            seed,
+            max_lanes: 256,
+            max_keys: 4096,
+            name: "sim",
+            burst: 15 << 10,
+            patience: Span::from_secs(100),
+        };
+        let ops = Arc::new(Ops::new(1024));
+        let lanes = Plain::new(Embedded::new(embedded, io), shape.plain, embedded.seed, shape.slow_fence);
+        End {
+            core: Core::new(lanes, ops.clone()),
+            session: SessionId { index: 0, generation: 0 },
+            lanes: Vec::new(),
+            commands: ArrayQueue::new(1024),
+            garbage: SegQueue::new(),
+            ops,
+            stopped: Time::ZERO,
+            ready: Time::ZERO,
+            reset: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
 impl World {
     pub(super) fn new(shape: Shape, config: SessionConfig) -> World {
-        let net = Net::new(shape.seed, DELAY, shape.faults);
-        let mut cores = [0, 1].map(|host| {
-            let ports: Vec<SimPort> =
-                (0..shape.planes).map(|p| SimPort { plane: p.into(), addr: address(p, host), mtu: 1024 }).collect();
-            let embedded = EmbeddedConfig {
-                seed: shape.seed.wrapping_mul(2) + host as u64,
-                max_lanes: 256,
-                max_keys: 2048,
-                name: "sim",
-                burst: 15 << 10,
-                patience: Span::from_secs(100),
-            };
-            let ops = Arc::new(Ops::new(1024));
-            let lanes =
-                Plain::new(Embedded::new(embedded, net.host(&ports)), shape.plain, embedded.seed, shape.slow_fence);
-            (Core::new(lanes, ops.clone()), ops)
+        let net = Net::new(shape.seed, shape.delay, shape.faults);
+        let ends = [0, 1].map(|host| {
+            let port =
+                |(p, plane): (u8, &PlaneShape)| SimPort { plane: p.into(), addr: address(p, host), mtu: plane.mtu };
+            let ports: Vec<SimPort> = (0..).zip(&shape.planes).map(port).collect();
+            End::new(&shape, shape.seed.wrapping_mul(2) + host as u64, net.host(&ports))
         });
-        let domains = [cores[0].0.new_domain(), cores[1].0.new_domain()];
+        for (p, plane) in (0..).zip(&shape.planes) {
+            if let Some(switches) = plane.switches {
+                net.set_switches(p, switches);
+            }
+        }
+        let rng = fastrand::Rng::with_seed(!shape.seed);
+        let mut world = World { now: Time::ZERO, net, ends, rng, shape, config, steps: 0 };
+        world.join();
+        world
+    }
+
+    /// Gives both ends a session with each other, as the bootstrap would.
+    fn join(&mut self) {
+        let (now, config) = (self.now, self.config);
+        let ends = &mut self.ends;
+        let domains = [ends[0].core.new_domain(), ends[1].core.new_domain()];
         let mut lanes = [Vec::new(), Vec::new()];
         let mut remakes = [Vec::new(), Vec::new()];
-        for plane in 0..shape.planes {
+        for (plane, how) in (0..).zip(&self.shape.planes) {
             let mut entropy = 0;
             for class in CLASSES {
-                for number in 0..=shape.data {
+                for number in 0..=self.shape.data {
                     let kind = if number == 0 { LaneKind::Control } else { LaneKind::Data };
                     let (send_depth, receive_depth) = match kind {
                         LaneKind::Control => (config.control_slots, config.control_slots),
                         LaneKind::Data => (config.send_depth, config.immediates),
                     };
                     let mut made = Vec::new();
-                    for (core, domain) in cores.iter_mut().zip(domains) {
+                    for (end, domain) in ends.iter_mut().zip(domains) {
                         let spec = LaneSpec {
                             port: PortId(plane),
                             domain,
@@ -106,20 +178,20 @@ impl World {
                             receive_depth,
                             entropy,
                         };
-                        let lane = core.0.lanes_mut().create(&spec).expect("room for a lane");
-                        let address = core.0.lanes().address(lane).expect("it is there");
+                        let lane = end.core.lanes_mut().create(&spec).expect("room for a lane");
+                        let address = end.core.lanes().address(lane).expect("it is there");
                         made.push((lane, spec, address));
                     }
-                    for (side, core) in cores.iter_mut().enumerate() {
+                    for (side, end) in ends.iter_mut().enumerate() {
                         let (lane, _, _) = made[side];
-                        core.0.lanes_mut().connect(lane, &made[1 - side].2).expect("connects");
+                        end.core.lanes_mut().connect(lane, &made[1 - side].2).expect("connects");
                         let role = LaneRole {
                             port: PortId(plane),
                             peer_port: plane,
                             class,
                             kind,
                             peer_index: lanes[side].len() as u16,
-                            mtu: 1024,
+                            mtu: how.mtu,
                             generation: 0,
                         };
                         lanes[side].push((lane, role));
@@ -129,62 +201,79 @@ impl World {
                 }
             }
         }
-        let mut lanes = lanes.into_iter();
-        let mut domains = domains.into_iter();
-        let mut remakes = remakes.into_iter();
-        let ends = cores.map(|(mut core, ops)| {
-            let (lanes, domain) = (lanes.next().expect("two"), domains.next().expect("two"));
-            let remake = remakes.next().expect("two");
-            let ids = lanes.iter().map(|l| l.0).collect();
+        let parts = lanes.into_iter().zip(remakes).zip(domains);
+        for (end, ((lanes, remake), domain)) in ends.iter_mut().zip(parts) {
+            end.lanes = lanes.iter().map(|l| l.0).collect();
             let new = NewSession { config, domain, lanes, remake, budgets: Vec::new() };
-            let session = core.add_session(Time::ZERO, new).expect("a session");
-            End {
-                core,
-                session,
-                lanes: ids,
-                commands: ArrayQueue::new(1024),
-                garbage: SegQueue::new(),
-                ops,
-                stopped: Time::ZERO,
-                ready: Time::ZERO,
-            }
-        });
-        let mut world =
-            World { now: Time::ZERO, net, ends, rng: fastrand::Rng::with_seed(!shape.seed), shape, steps: 0 };
-        for end in &mut world.ends {
-            end.core.watch(Time::ZERO, end.session, Box::new(|| Seen::Nothing));
+            end.session = end.core.add_session(now, new).expect("a session");
         }
-        world
+        for end in ends {
+            end.reset = Arc::new(AtomicBool::new(false));
+            let reset = end.reset.clone();
+            let witness = move || if reset.load(Ordering::Relaxed) { Seen::Gone } else { Seen::Nothing };
+            end.core.watch(now, end.session, Box::new(witness));
+        }
     }
 
-    pub(super) fn shape(&self) -> &Shape {
-        &self.shape
+    /// An end's process ends without a word, and another begins at the same addresses and joins the peer. The peer hears of
+    /// it by its bootstrap connection, or not at all.
+    pub(super) fn restart(&mut self, side: usize, noticed: bool) {
+        let io = self.net.restart(self.ends[side].core.lanes().lanes.io());
+        let seed = self.shape.seed ^ (self.steps + 1) << 20 ^ side as u64;
+        let old = std::mem::replace(&mut self.ends[side], End::new(&self.shape, seed, io));
+        self.ends[side].ready = self.now;
+        drop(old);
+        self.ends[1 - side].reset.store(noticed, Ordering::Relaxed);
+        self.config.nonce = self.config.nonce.wrapping_add(1);
+        self.join();
+    }
+
+    pub(super) fn planes(&self) -> u8 {
+        self.shape.planes.len() as u8
+    }
+
+    /// Lanes that the session has at each end.
+    pub(super) fn lanes(&self) -> usize {
+        self.shape.planes.len() * self.shape.lanes_per_plane()
     }
 
     pub(super) fn register(&mut self, side: usize, region: &Region) -> MrId {
         self.ends[side].core.lanes_mut().register(region).expect("a key")
     }
 
-    pub(super) fn send(&mut self, side: usize, channel: u32, class: Class, region: &Region, eager: bool) -> OpId {
-        let mr = self.register(side, region);
+    pub(super) fn send(&mut self, m: &Message, region: &Region, mr: MrId) -> OpId {
+        let local = Source { mr, region: region.clone(), offset: 0, len: m.len as u64 };
+        self.start_send(m.from, m.channel, m.class, local, m.eager)
+    }
+
+    pub(super) fn receive(&mut self, m: &Message, region: &Region, mr: MrId) -> OpId {
+        let into = Source { mr, region: region.clone(), offset: 0, len: m.capacity as u64 };
+        self.start_receive(1 - m.from, m.channel, into)
+    }
+
+    pub(super) fn start_send(&mut self, side: usize, channel: u32, class: Class, local: Source, eager: bool) -> OpId {
         let end = &mut self.ends[side];
         let op = end.ops.begin().expect("a free operation");
-        let local = Source { mr, region: region.clone(), offset: 0, len: region.len() as u64 };
         let message = Send { channel, class, local, token: op.token(), rendezvous_only: !eager };
         end.commands.push(Command::Send(end.session, message)).expect("room");
         end.ready = self.now;
         op
     }
 
-    pub(super) fn receive(&mut self, side: usize, channel: u32, region: &Region) -> OpId {
-        let mr = self.register(side, region);
+    pub(super) fn start_receive(&mut self, side: usize, channel: u32, into: Source) -> OpId {
         let end = &mut self.ends[side];
         let op = end.ops.begin().expect("a free operation");
-        let into = Source { mr, region: region.clone(), offset: 0, len: region.len() as u64 };
-        let receive = Command::Receive { session: end.session, channel, into, ordered: false, op };
-        end.commands.push(receive).expect("room");
+        let session = end.session;
+        end.commands.push(Command::Receive { session, channel, into, ordered: false, op }).expect("room");
         end.ready = self.now;
         op
+    }
+
+    /// All of a region that no end has registered yet.
+    #[cfg(test)]
+    pub(super) fn whole(&mut self, side: usize, region: &Region) -> Source {
+        let mr = self.register(side, region);
+        Source { mr, region: region.clone(), offset: 0, len: region.len() as u64 }
     }
 
     pub(super) fn take(&mut self, side: usize, op: OpId) -> Option<Result<u64, Ended>> {
@@ -196,10 +285,10 @@ impl World {
         self.ends[side].ops.take(op)
     }
 
-    pub(super) fn event(&mut self, side: usize, event: &LaneEvent) {
-        let now = self.now;
-        self.ends[side].core.lane_event(now, event);
-        self.ends[side].ready = now;
+    /// An end hears that a port lost its carrier, or has it back.
+    pub(super) fn carrier(&mut self, side: usize, plane: u8, up: bool) {
+        self.ends[side].core.port_event(self.now, PortId(plane), up);
+        self.ends[side].ready = self.now;
     }
 
     /// Drives an end although nothing is due, as the helper thread does now and then.
@@ -220,7 +309,13 @@ impl World {
 
     /// Lets the next thing happen, but nothing after `until`. False if there is nothing before.
     pub(super) fn step(&mut self, until: Time) -> bool {
-        let next = [self.next(0), self.next(1)];
+        let next = loop {
+            let next = [self.next(0), self.next(1)];
+            let bound = next.iter().flatten().fold(until, |a, &b| a.min(b));
+            if !self.net.settle(bound) {
+                break next;
+            }
+        };
         let Some(at) = next.iter().flatten().min().copied().filter(|&at| at < until) else {
             self.now = self.now.max(until);
             self.net.set_now(self.now);

@@ -3,20 +3,38 @@
 use std::fs;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::ValueEnum;
 use planespray::policy::Kind;
 use planespray::sim::uec::{Change, Matrix, Part, Pattern, Scenario, Topology};
 use planespray::time::Span;
 
+use super::scenario;
+
 /// Options as given.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
+    /// Run the engine itself over planes that fail, as a file says: see docs/simulation.md. Or builtin:NAME.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["topo", "cm", "pattern", "policy"])]
+    scenario: Option<String>,
+    /// With --scenario: one seed.
+    #[arg(long, value_name = "N", requires = "scenario", conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// With --scenario: go on with further seeds for so many hours.
+    #[arg(long, requires = "scenario", value_parser = hours)]
+    hours: Option<f64>,
+    /// With --scenario: write all packets to a capture. Of several seeds that is the first that breaks a promise.
+    #[arg(long, value_name = "FILE", requires = "scenario")]
+    pcap: Option<PathBuf>,
+    /// With --scenario: write a line for everything that happens, of the same seed.
+    #[arg(long, value_name = "FILE", requires = "scenario")]
+    log: Option<PathBuf>,
     /// The fabric of each plane: a .topo file.
-    #[arg(long, value_name = "FILE")]
-    topo: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "scenario")]
+    topo: Option<PathBuf>,
     /// The traffic: a .cm file.
-    #[arg(long, value_name = "FILE", conflicts_with = "pattern", required_unless_present = "pattern")]
+    #[arg(long, value_name = "FILE", conflicts_with = "pattern", required_unless_present_any = ["pattern", "scenario"])]
     cm: Option<PathBuf>,
     /// Traffic made by rule: permutation (another one for each seed), tornado, ring, all-to-all, incast:N, outcast:N.
     #[arg(long)]
@@ -25,8 +43,8 @@ pub(crate) struct Args {
     #[arg(long, default_value = "8M", value_parser = bytes)]
     size: u32,
     /// single, ecmp, round-robin, two-random-rtt, oblivious, reps, bitmap, mixed or planespray.
-    #[arg(long)]
-    policy: Kind,
+    #[arg(long, required_unless_present = "scenario")]
+    policy: Option<Kind>,
     /// Equal planes.
     #[arg(long, default_value_t = 1)]
     planes: u8,
@@ -71,7 +89,14 @@ enum Toggle {
     Off,
 }
 
-/// What is to be run.
+/// What is to be run: one of two simulators.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    Policies(Box<Plan>),
+    Scenario(scenario::Plan),
+}
+
+/// Policies to compare.
 #[derive(Debug)]
 pub(crate) struct Plan {
     base: Scenario,
@@ -83,9 +108,19 @@ pub(crate) struct Plan {
 
 impl Args {
     /// Reads the files, and checks the options together.
-    pub(crate) fn resolve(self) -> Result<Plan, String> {
+    pub(crate) fn resolve(self) -> Result<Wanted, String> {
+        if let Some(name) = self.scenario {
+            let seeds = self.seed.map_or(self.seeds, |seed| seed..=seed);
+            let scenario = scenario::find(&name)?;
+            let long = self.hours.map(|h| Duration::from_secs_f64(h * 3600.0));
+            let (pcap, log, json) = (self.pcap, self.log, self.json);
+            return Ok(Wanted::Scenario(scenario::Plan { name, scenario, seeds, long, pcap, log, json }));
+        }
+        let (Some(topo), Some(policy)) = (&self.topo, self.policy) else {
+            return Err("either --scenario, or --topo and --policy, is needed".into());
+        };
         let read = |path: &Path| fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()));
-        let topology = Topology::parse(&read(&self.topo)?).map_err(|e| format!("{}: {e}", self.topo.display()))?;
+        let topology = Topology::parse(&read(topo)?).map_err(|e| format!("{}: {e}", topo.display()))?;
         let mut permuted = None;
         let matrix = match (&self.cm, &self.pattern) {
             (Some(path), _) => Matrix::parse(&read(path)?).map_err(|e| format!("{}: {e}", path.display()))?,
@@ -96,7 +131,7 @@ impl Args {
             }
             (None, None) => return Err("either --cm or --pattern is needed".into()),
         };
-        let mut base = Scenario::new(topology, matrix, self.policy);
+        let mut base = Scenario::new(topology, matrix, policy);
         base.planes = self.planes;
         base.trim = self.trim == Toggle::On;
         base.adaptive = self.adaptive;
@@ -117,7 +152,8 @@ impl Args {
             }));
         }
         base.changes.extend(self.event);
-        Ok(Plan { base, permuted, seeds: self.seeds, limit_ms: self.limit_ms, json: self.json })
+        let (seeds, limit_ms, json) = (self.seeds, self.limit_ms, self.json);
+        Ok(Wanted::Policies(Box::new(Plan { base, permuted, seeds, limit_ms, json })))
     }
 }
 
@@ -175,6 +211,11 @@ fn seeds(text: &str) -> Result<RangeInclusive<u64>, String> {
     range(text)
         .filter(|r| *r.end() <= u64::from(u32::MAX))
         .ok_or_else(|| format!("`{text}` is neither a seed nor a range such as 1-5"))
+}
+
+fn hours(text: &str) -> Result<f64, String> {
+    let hours = text.parse().ok().filter(|h| (0.0..=10_000.0).contains(h));
+    hours.ok_or_else(|| format!("`{text}` is not a number of hours"))
 }
 
 fn shares(text: &str) -> Result<(RangeInclusive<u32>, f64), String> {

@@ -1,13 +1,15 @@
-//! `planespray sim`: policies compared over simulated planes.
+//! `planespray sim`: policies compared over simulated planes, or the engine itself over planes that fail.
 
 mod args;
 mod report;
+mod scenario;
 
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-pub(crate) use args::{Args, Plan};
+use args::Plan;
+pub(crate) use args::{Args, Wanted};
 use planespray::sim::uec::run;
 
 use crate::say::say;
@@ -15,8 +17,16 @@ use crate::say::say;
 /// Exit code for flows that were not done when the simulated time was over.
 const UNFINISHED: u8 = 1;
 
+/// Runs what is wanted.
+pub(crate) fn execute(wanted: &Wanted) -> ExitCode {
+    match wanted {
+        Wanted::Policies(plan) => compare(plan),
+        Wanted::Scenario(plan) => scenario::execute(plan),
+    }
+}
+
 /// Runs all seeds of a plan, one JSON object or line each.
-pub(crate) fn execute(plan: &Plan) -> ExitCode {
+fn compare(plan: &Plan) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     let mut out = match report::Sink::open(plan.json.as_deref()) {
         Ok(out) => out,

@@ -329,10 +329,6 @@ impl<L: Lanes> Core<L> {
         self.end_slot(usize::from(id.index), Ended::Cancelled);
         if let Some(entry) = self.slots[usize::from(id.index)].entry.take() {
             self.lanes.deregister(entry.control);
-            if let Some((mr, window)) = entry.scratch {
-                self.lanes.close_window(&window);
-                self.lanes.deregister(mr);
-            }
         }
     }
 
@@ -601,6 +597,10 @@ impl<L: Lanes> Core<L> {
             if let Some(owner) = self.owner.get_mut(lane.index()) {
                 *owner = NOBODY;
             }
+        }
+        if let Some((mr, window)) = entry.scratch.take() {
+            self.lanes.close_window(&window);
+            self.lanes.deregister(mr);
         }
         entry.session.cancel_all(Failure::Cancelled);
         entry.due = None;

@@ -45,6 +45,12 @@ impl<L: Lanes> Core<L> {
         }
     }
 
+    /// Windows for probes of lanes that return: one for each session that has made a lane anew.
+    #[cfg(any(test, feature = "cli"))]
+    pub(super) fn probe_windows(&self) -> usize {
+        self.slots.iter().filter_map(|s| s.entry.as_ref()).filter(|e| e.scratch.is_some()).count()
+    }
+
     /// Makes a lane anew.
     #[cold]
     fn make(&mut self, now: Time, index: usize, number: u16, rolls: u16) {

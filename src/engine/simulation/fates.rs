@@ -8,7 +8,7 @@ use super::tests::seeds;
 use super::world::{PlaneShape, Shape, World, address};
 use crate::class::Class;
 use crate::engine::{Ended, OpId, Seen};
-use crate::lanes::{Control, LaneEvent, PortId};
+use crate::lanes::Control;
 use crate::mem::Region;
 use crate::sim::Faults;
 use crate::spray::{Failure, Fate, SessionConfig};

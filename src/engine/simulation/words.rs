@@ -10,7 +10,7 @@ use super::tests::seeds;
 use super::world::{PlaneShape, Shape, World};
 use crate::class::Class;
 use crate::engine::{Ended, OpId, Seen, Witness};
-use crate::lanes::{Control, LaneEvent, PortId};
+use crate::lanes::{Control, PortId};
 use crate::mem::Region;
 use crate::sim::Faults;
 use crate::spray::{Failure, SessionConfig};

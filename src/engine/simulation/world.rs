@@ -292,6 +292,7 @@ impl World {
     }
 
     /// Drives an end although nothing is due, as the helper thread does now and then.
+    #[cfg(test)]
     pub(super) fn drive(&mut self, side: usize) {
         let end = &mut self.ends[side];
         if end.stopped <= self.now {

@@ -298,19 +298,16 @@ impl Connection {
         let fabric = &self.peer.fabric;
         fabric.shared.close(self.peer.session);
         let start = Instant::now();
-        let mut clean = false;
-        while !clean {
+        let clean = loop {
             let left = timeout.saturating_sub(start.elapsed());
-            let core = fabric.shared.lock();
-            clean = core.is_drained(self.peer.session);
-            // Nobody is left who could acknowledge.
-            if clean || left.is_zero() || core.is_peer_gone(self.peer.session) {
-                break;
+            if let Some(clean) = fabric.shared.part(self.peer.session) {
+                break clean;
             }
-            drop(core);
-            let slice = left.min(Duration::from_millis(1));
-            fabric.wait_until(slice, || false);
-        }
+            if left.is_zero() {
+                break fabric.shared.lock().is_drained(self.peer.session);
+            }
+            fabric.wait_until(left.min(Duration::from_millis(1)), || false);
+        };
         let ended = matches!(fabric.shared.lock().state(self.peer.session), Some(SessionState::Ended(_)) | None);
         let undelivered = fabric.shared.lock().under_way(self.peer.session);
         self.peer.remove();

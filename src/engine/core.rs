@@ -97,10 +97,12 @@ pub(super) struct Entry {
     /// Operations that the session had no room for.
     pub(super) backlog: Backlog,
     /// Our end wants to say goodbye, after what waits.
-    closing: bool,
+    pub(super) closing: bool,
     /// The peer said goodbye and is gone: what it sent can still be received, but nothing reaches it.
     pub(super) left: bool,
     pub(super) left_at: Time,
+    /// Since when we have nothing more to do here, and answer only what the peer still has under way.
+    pub(super) parting: Option<Time>,
     /// Both ends are ready: control messages may go out.
     pub(super) ready: bool,
     /// Among how many sessions its peer was told that our receive budgets are divided; 0 for what the bootstrap said.
@@ -223,6 +225,7 @@ impl<L: Lanes> Core<L> {
             closing: false,
             left: false,
             left_at: Time::ZERO,
+            parting: None,
             ready: false,
             told: 0,
         }));
@@ -281,31 +284,6 @@ impl<L: Lanes> Core<L> {
     ) -> Result<Window, LaneError> {
         let domain = self.entry(session).ok_or(LaneError::Invalid { what: "session" })?.domain;
         self.lanes.open_window(domain, mr, 0, len, access)
-    }
-
-    /// Takes no more sends on the session; the goodbye follows the last of them. What callers queued before is taken
-    /// first.
-    pub fn close(&mut self, now: Time, id: SessionId, commands: &ArrayQueue<Command>) {
-        for _ in 0..commands.len() {
-            let Some(command) = commands.pop() else { break };
-            self.accept(now, command);
-        }
-        if let Some(entry) = self.entry_mut(id) {
-            entry.closing = true;
-            entry.dirty = true;
-        }
-        self.pump_all(now);
-        self.lanes.doorbell(now);
-    }
-
-    /// True when everything sent is acknowledged and the goodbye too, or the session is over.
-    pub fn is_drained(&self, id: SessionId) -> bool {
-        self.entry(id).is_none_or(|e| e.session.is_drained())
-    }
-
-    /// True if nothing that is sent on the session can arrive any more.
-    pub fn is_peer_gone(&self, id: SessionId) -> bool {
-        self.entry(id).is_none_or(|e| e.left || matches!(e.state, SessionState::Ended(_)))
     }
 
     /// Sends and one-sided operations of the session that are not over. A receive that nobody has sent to is no loss.

@@ -4,22 +4,17 @@
 use super::core::{Core, Entry, NOBODY, SessionState};
 use super::log::Entry as Logged;
 use super::ops::Ended;
-use super::witness::Seen;
 use crate::lanes::{
     Domain, LaneAddress, LaneEvent, LaneId, LaneSpec, Lanes, MrId, PortId, Remote, Window, WindowAccess,
 };
 use crate::mem::Region;
-use crate::spray::{Event, Failure, LaneCommand, Session};
+use crate::spray::{Event, LaneCommand, Session};
 use crate::time::{Span, Time};
 
 /// How often the bootstrap connections are looked at.
 const WATCH_EVERY: Span = Span::from_millis(2);
-/// How long operations may go on towards a peer that said goodbye and left.
-const PARTING: Span = Span::from_millis(500);
 /// What one change of a lane's entropy adds to it; odd, so that it visits every source port.
 const ROLL: u16 = 29;
-/// Words of a peer that are taken in at one look.
-const WORDS: usize = 64;
 /// How late timers may be because completions keep coming.
 const BEHIND: Span = Span::from_millis(1);
 
@@ -204,38 +199,9 @@ impl<L: Lanes> Core<L> {
         if caught_up && now >= self.next_watch {
             self.next_watch = now + WATCH_EVERY;
             for index in 0..self.slots.len() {
-                let Some(entry) = self.slots[index].entry.as_deref_mut() else { continue };
-                // Nobody answers what was sent since its goodbye; the lanes would wait for longer.
-                if entry.left && entry.under_way > 0 && now.since(entry.left_at) > PARTING {
-                    self.end_slot(index, Ended::Failed(Failure::PeerClosed));
-                    continue;
-                }
-                let seen = match &mut entry.witness {
-                    Some(witness) => {
-                        for _ in 0..WORDS {
-                            let Some(word) = witness.hear() else { break };
-                            entry.session.word(now, word);
-                            entry.dirty = true;
-                        }
-                        witness.look()
-                    }
-                    None => Seen::Nothing,
-                };
-                if seen == Seen::Lost {
-                    entry.witness = None;
-                    entry.session.set_witness(now, false);
-                }
-                if seen == Seen::Gone {
-                    entry.witness = None;
-                    // Its goodbye may be among what came with this round.
-                    self.pump(now, index);
-                    match self.slots[index].entry.as_deref_mut() {
-                        Some(entry) if entry.state == SessionState::PeerClosed => {
-                            entry.left = true;
-                            entry.left_at = now;
-                        }
-                        _ => self.end_slot(index, Ended::PeerGone),
-                    }
+                let Some(entry) = self.slots[index].entry.as_deref() else { continue };
+                if entry.witness.is_some() || entry.left {
+                    self.look_after_peer(now, index);
                 }
             }
         }

@@ -10,6 +10,7 @@ mod core;
 mod fences;
 mod log;
 mod ops;
+mod parting;
 mod shared;
 #[cfg(any(test, feature = "cli"))]
 pub mod simulation;

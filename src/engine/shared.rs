@@ -179,6 +179,11 @@ impl<L: Lanes + Send + 'static> Shared<L> {
         self.after(core, now);
     }
 
+    /// [`Core::part`].
+    pub fn part(&self, session: SessionId) -> Option<bool> {
+        self.core.lock().part(self.clock.now(), session)
+    }
+
     /// A descriptor that becomes readable when operations are finished, from the first call on. Reading its 8 bytes makes it
     /// wait for the next.
     ///

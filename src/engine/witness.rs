@@ -25,6 +25,9 @@ pub trait Witness: Send {
 
     /// Sends a word. One that is lost because the connection is was said in vain.
     fn say(&mut self, _word: &[u8]) {}
+
+    /// Tells the peer that we leave; it is looked at until its end is closed too.
+    fn leave(&mut self) {}
 }
 
 /// What a [`Witness`] saw.
@@ -70,5 +73,9 @@ impl Witness for tcp::Witness {
     fn say(&mut self, word: &[u8]) {
         // It is shorter than what fits, so only the connection can be at fault, and the next look sees that.
         let _ = self.send(word);
+    }
+
+    fn leave(&mut self) {
+        self.leave();
     }
 }

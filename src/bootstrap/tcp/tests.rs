@@ -124,7 +124,7 @@ fn the_stream_becomes_a_witness() {
     assert_eq!(next_record(&mut right), b"new lanes");
     right.send(&[5; Records::MAX]).expect("sent");
     assert_eq!(next_record(&mut left), [5; Records::MAX]);
-    left.close();
+    left.leave();
     // The last word is read before the end of the stream is seen.
     assert_eq!(next_record(&mut right), b"goodbye");
     wait_for(&mut right, Sight::Closed);

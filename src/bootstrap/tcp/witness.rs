@@ -34,6 +34,8 @@ pub struct Witness {
     records: Records,
     output: Outbox,
     sight: Sight,
+    /// Nothing follows what waits.
+    leaving: bool,
 }
 
 impl Witness {
@@ -41,7 +43,7 @@ impl Witness {
         // So that the host of a vanished peer gets to answer with a RST when it is back.
         let keepalive = TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(5));
         let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive.with_retries(6));
-        Witness { stream, addr, records, output, sight: Sight::Alive }
+        Witness { stream, addr, records, output, sight: Sight::Alive, leaving: false }
     }
 
     /// Where the peer's end is.
@@ -103,10 +105,10 @@ impl Witness {
         Ok(())
     }
 
-    /// Sends what waits as far as the socket takes it, and tells the peer that nothing more comes (FIN).
-    pub fn close(mut self) {
+    /// Tells the peer that nothing more comes (FIN), after what waits; the peer's end is still looked at.
+    pub fn leave(&mut self) {
+        self.leaving = true;
         self.flush();
-        let _ = self.stream.shutdown(Shutdown::Write);
     }
 
     /// True if output waits for the socket to take it.
@@ -121,6 +123,10 @@ impl Witness {
             if e.kind() != ErrorKind::BrokenPipe && self.sight == Sight::Alive {
                 self.sight = sight_of(&e);
             }
+        }
+        if self.leaving && self.output.bytes.is_empty() {
+            self.leaving = false;
+            let _ = self.stream.shutdown(Shutdown::Write);
         }
     }
 }

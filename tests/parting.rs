@@ -42,7 +42,8 @@ fn a_receiver_that_leaves_at_once_leaves_no_send_undecided() {
             let message = a.alloc(len).expect("memory");
             let sent = connection.send(SendOptions::default(), message, len).expect("room").wait(LONG);
             assert_eq!(sent.result.expect("delivered"), len, "round {round}, {len} bytes");
-            assert!(connection.close(LONG).clean, "round {round}, {len} bytes");
+            // The receiver may have left without waiting for our goodbye, which nothing depends on.
+            assert_eq!(connection.close(LONG).undelivered, 0, "round {round}, {len} bytes");
         });
     }
 }

@@ -53,25 +53,50 @@ fn deviation(result: &Value, captured: &[u64]) -> f64 {
     planes.iter().zip(captured).map(of).fold(0.0, f64::max)
 }
 
-fn check(args: &[&str]) -> u64 {
+/// Runs until one agrees: a lane lost because this machine stood still has its unanswered chunks sent again by another lane,
+/// and the capture then holds their bytes twice, the counters once. A count that is wrong is so in every run.
+const RUNS: usize = 12;
+
+/// Payload bytes of the WRITEs of one run.
+const SENT: u64 = 250 << 17;
+
+/// One run: its result, the bytes of each plane in its capture, and how many packets came again.
+fn run(args: &[&str]) -> (Value, Vec<u64>, u64) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("share.pcap");
     let bind = [CLIENT, SERVER].concat().join(",");
     let mut all = vec!["--planes", "2", "--bind", &bind, "--pcap", path.to_str().unwrap(), "-s", "128K", "-n", "250"];
     all.extend(args);
-    let mut result = bench::result(&all);
+    let result = bench::result(&all);
     let (bytes, again) = captured(&path, &CLIENT);
-    assert!(bytes.iter().sum::<u64>() >= 250 << 17, "{bytes:?}");
-    let off = deviation(&result, &bytes);
-    assert!(off < 0.02, "{off}: {bytes:?} in the capture, {result}");
-    // The check itself sees what it is for: a share and a byte count that are off by 3 %.
-    for (field, change) in [("share", 0.03), ("bytes", bytes[0] as f64 * 0.03)] {
-        let right = result["per_plane"][0][field].clone();
-        result["per_plane"][0][field] = (right.as_f64().unwrap() + change).into();
-        assert!(deviation(&result, &bytes) > 0.02, "{field}");
-        result["per_plane"][0][field] = right;
+    assert!(bytes.iter().sum::<u64>() >= SENT, "{bytes:?}");
+    (result, bytes, again)
+}
+
+fn check(args: &[&str]) -> u64 {
+    let mut seen = Vec::new();
+    for _ in 0..RUNS {
+        let (mut result, bytes, again) = run(args);
+        let off = deviation(&result, &bytes);
+        if off >= 0.02 {
+            // Only this way round: what is counted went over the wire, and what a lost lane carried may not be counted.
+            let counted: u64 =
+                result["per_plane"].as_array().unwrap().iter().map(|p| p["bytes"].as_u64().unwrap()).sum();
+            let on_wire: u64 = bytes.iter().sum();
+            assert!(on_wire > counted, "{counted} counted, {bytes:?} in the capture, {result}");
+            seen.push(format!("{off}: {bytes:?} in the capture, {result}"));
+            continue;
+        }
+        // The check itself sees what it is for: a share and a byte count that are off by 3 %.
+        for (field, change) in [("share", 0.03), ("bytes", bytes[0] as f64 * 0.03)] {
+            let right = result["per_plane"][0][field].clone();
+            result["per_plane"][0][field] = (right.as_f64().unwrap() + change).into();
+            assert!(deviation(&result, &bytes) > 0.02, "{field}");
+            result["per_plane"][0][field] = right;
+        }
+        return again;
     }
-    again
+    panic!("no run of {RUNS} agrees with its capture:\n{}", seen.join("\n"));
 }
 
 #[test]

@@ -191,7 +191,7 @@ impl Fabric {
     pub fn stats(&self) -> Stats {
         let core = self.inner.shared.lock();
         let sessions: Vec<_> = core.sessions().map(|(_, s)| s.stats()).collect();
-        let mut stats = Stats::collect(&self.inner.ports, sessions.iter());
+        let mut stats = Stats::collect(&self.inner.ports, &sessions);
         stats.receive_drops = core.receive_drops();
         if let Some(io) = core.lanes().udp() {
             stats.bad_icrc = io.counters().bad_icrc;

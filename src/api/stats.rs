@@ -19,6 +19,10 @@ pub struct Stats {
     pub injected: Injected,
     /// Packets dropped because their ICRC was wrong.
     pub bad_icrc: u64,
+    /// Chunks of lost lanes that were sent again by another lane, because the peer did not have them.
+    pub replayed: u64,
+    /// Chunks of lost lanes that the peer had. No lane's or plane's `bytes` hold theirs.
+    pub survived: u64,
 }
 
 /// Faults injected into received packets.
@@ -86,8 +90,12 @@ pub struct LaneStats {
 
 impl Stats {
     /// The sum over sessions of one backend.
-    pub(super) fn collect<'a>(ports: &[PortInfo], sessions: impl Iterator<Item = &'a SessionStats>) -> Stats {
-        let mut stats = Stats::default();
+    pub(super) fn collect(ports: &[PortInfo], sessions: &[SessionStats]) -> Stats {
+        let mut stats = Stats {
+            replayed: sessions.iter().map(|s| s.messages.replayed).sum(),
+            survived: sessions.iter().map(|s| s.messages.survived).sum(),
+            ..Stats::default()
+        };
         for port in ports {
             stats.planes.push(PlaneStats {
                 plane: port.plane,
@@ -103,7 +111,7 @@ impl Stats {
         }
         let mut rtt = vec![Mean::default(); ports.len()];
         let mut marks = vec![Mean::default(); ports.len()];
-        for lane in sessions.flat_map(|s| &s.lanes) {
+        for lane in sessions.iter().flat_map(|s| &s.lanes) {
             let index = usize::from(lane.port.0);
             let Some(plane) = stats.planes.get_mut(index) else { continue };
             // One byte more, so that an idle lane's figure counts where there is no other.

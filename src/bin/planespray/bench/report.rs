@@ -29,6 +29,9 @@ pub(super) struct Record {
     pub(super) lost: u64,
     pub(super) dup: u64,
     pub(super) retransmits: u64,
+    /// Chunks of lost lanes that our end sent again, and those that had arrived, which `per_plane` does not hold.
+    pub(super) replayed: u64,
+    pub(super) survived: u64,
     pub(super) verify: bool,
     /// Both ends together.
     pub(super) cpu_ns_per_byte: Option<f64>,
@@ -138,6 +141,8 @@ impl Record {
             lost: facts.faults[1],
             dup: facts.faults[2],
             retransmits: facts.retransmits,
+            replayed: facts.after.replayed.saturating_sub(facts.before.replayed),
+            survived: facts.after.survived.saturating_sub(facts.before.survived),
             verify: measure.verify,
             cpu_ns_per_byte: (bytes > 0.0).then(|| ours.cpu_ns as f64 / bytes),
             placement: placement.map(Placement::name),
@@ -389,6 +394,10 @@ impl Output {
         for (at, planes) in &r.table.line {
             let planes: Vec<String> = planes.iter().map(|g| format!("{g:8.3}")).collect();
             writeln!(self.table, " {at:6.1} s {} Gb/s", planes.join(" "))?;
+        }
+        if r.replayed + r.survived > 0 {
+            let (again, had) = (r.replayed, r.survived);
+            writeln!(self.table, " lanes were lost: {again} of their chunks went again, {had} had arrived")?;
         }
         if r.voids > 0 {
             writeln!(self.table, " voids: {} samples in which this machine held us up for over 10 ms", r.voids)?;

@@ -65,6 +65,8 @@ fn stats(bytes: [u64; 2]) -> Stats {
         receive_drops: 0,
         injected: Faults::default(),
         bad_icrc: 0,
+        replayed: bytes[0] / 100,
+        survived: bytes[1] / 100,
     }
 }
 
@@ -112,6 +114,8 @@ fn the_fields_are_those_promised() {
         "lost",
         "dup",
         "retransmits",
+        "replayed",
+        "survived",
         "verify",
         "cpu_ns_per_byte",
         "placement",
@@ -137,6 +141,7 @@ fn the_fields_are_those_promised() {
     assert_eq!(json["peer_gbps"].as_f64(), Some(6.4));
     assert_eq!(json["per_plane"][0]["share"].as_f64(), Some(0.75));
     assert_eq!(json["per_plane"][1]["bytes"].as_u64(), Some(250));
+    assert_eq!([&json["replayed"], &json["survived"]], [7, 2]);
     assert!(json["lat_us"].is_null() && json["peer_lat_us"].is_null() && json["per_plane"][0]["ce_share"].is_null());
     assert!(record(false).is_faulty());
 }
